@@ -1,0 +1,44 @@
+#include "kvcore/kvcore.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+
+const char *kv_strerror(int rc)
+{
+    switch (rc) {
+    case KV_OK:
+        return "ok";
+    case KV_ERR_FULL:
+        return "full";
+    case KV_ERR_BUSY:
+        return "busy";
+    case KV_ERR_NOMEM:
+        return "no memory";
+    case KV_ERR_INVALID:
+        return "invalid";
+    case KV_ERR_FORMAT:
+        return "malformed";
+    case KV_ERR_CHECK:
+        return "check failed";
+    case KV_ERR_MISMATCH:
+        return "mismatch";
+    case KV_ERR_ORDER:
+        return "out of order";
+    case KV_ERR_LIMIT:
+        return "over the limit";
+    default:
+        return "unknown error";
+    }
+}
+
+int kv_fail(struct kv_why *why, int rc, const char *fmt, ...)
+{
+    va_list ap;
+
+    if (why == NULL)
+        return rc;
+    va_start(ap, fmt);
+    vsnprintf(why->text, sizeof(why->text), fmt, ap);
+    va_end(ap);
+    return rc;
+}
