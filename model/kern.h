@@ -24,6 +24,7 @@ enum {
     KERN_BLOCK = 32,    /* weights under one scale */
     KERN_SEGMENT = 256, /* weights after which a chain closes; positions in an attention segment */
     KERN_ROW_TILE = 16, /* output rows are handed to threads in multiples of this */
+    KERN_ALIGN = 64,    /* of packed weights */
 };
 
 /* T rows of K activations, as a matrix kernel reads them.  For quantized weights q, d and ds are
@@ -68,12 +69,17 @@ struct kernels {
     const char *name;
 
     /* -- matrices.  n_cols of quantized types is a multiple of 32. -- */
+    /* Bytes that pack() writes; 0: the set reads the file's own bytes and pack() does nothing. */
     size_t (*pack_bytes)(enum gguf_type type, uint32_t n_rows, uint32_t n_cols);
+    /* src: the file's bytes of the matrix, of any alignment; dst: aligned to KERN_ALIGN. */
     void (*pack)(enum gguf_type type, uint32_t n_rows, uint32_t n_cols, const void *src, void *dst);
-    /* Row t of a: x to q, d, ds, sum.  Returns 0, or -1 where a value is not finite. */
+    /* Row t of a: x to q, d, ds, sum; n_cols is a multiple of 32.  Returns 0, or -1 where a value
+     * is not finite, and the row's outputs are then undefined. */
     int (*quantize)(struct kern_acts *a, uint32_t t);
     /* y[t * y_stride + r] for every row t of a and r in [row0, row1); row0 is a multiple of
-     * KERN_ROW_TILE, row1 too or n_rows. */
+     * KERN_ROW_TILE, row1 too or n_rows.  Ranges may be computed by different threads.  A result
+     * that is not a number (an infinite scale times zero) is one in every set, its payload is
+     * unspecified. */
     void (*gemm)(const struct kern_matrix *w, uint32_t row0, uint32_t row1,
                  const struct kern_acts *a, float *y, size_t y_stride);
 
@@ -106,6 +112,9 @@ struct kernels {
 extern const struct kernels kern_plain;
 extern const struct kernels kern_avx2;   /* x86-64 builds only; needs AVX2, FMA, F16C */
 extern const struct kernels kern_avx512; /* x86-64 builds only; needs AVX-512 F, BW, VL, DQ, VNNI */
+
+/* Whether the sets have matrix kernels for weights of this type (all of them or none). */
+bool kern_has_type(enum gguf_type type);
 
 /* The set of that name if this machine can run it, NULL otherwise.  "auto" or NULL: the fastest. */
 const struct kernels *kern_find(const char *name);
