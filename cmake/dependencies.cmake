@@ -26,7 +26,7 @@ baton_dependency(dep_isal libisal libisal-dev isal)
 baton_dependency(dep_pcre2 libpcre2-8 libpcre2-dev pcre2-8)
 baton_dependency(dep_xxhash libxxhash libxxhash-dev xxhash)
 baton_dependency(dep_cjson libcjson libcjson-dev cjson)
-baton_dependency(dep_check check check check)
+baton_dependency(dep_check check check check subunit m)
 
 find_program(PROTOC_C protoc-c)
 if(NOT PROTOC_C)

@@ -61,8 +61,10 @@ enum node_option_type {
     NODE_OPT_LIST,   /* struct node_strings, may be given several times */
 };
 
+enum { NODE_MAX_OPTIONS = 64 }; /* of a table, and of strings in a list */
+
 struct node_strings {
-    const char *items[64];
+    const char *items[NODE_MAX_OPTIONS];
     size_t n;
 };
 
@@ -73,16 +75,21 @@ struct node_option {
     void *value;          /* where it goes; holds the default before */
     const char *argument; /* "FILE", for --help */
     const char *help;
-    double min, max;
+    double min, max;            /* numbers; max 0: as large as the type goes (floats: both 0) */
     const char *const *choices; /* NULL-terminated */
 };
 
 /* Parse with getopt_long.  --help prints usage, the text and the options with their defaults and
  * exits by returning NODE_EXIT_OK with *done; --version likewise.  A wrong option or value is said
  * on stderr with its name and value, and NODE_EXIT_USAGE returned with *done.  Otherwise *first is
- * the index of the first argument that is no option. */
+ * the index of the first argument that is no option; options may stand behind it and end at "--":
+ * argv is reordered.  usage starts with the program's name ("baton generate [option...] TEXT"),
+ * which all messages do too; text may be NULL.  Not thread-safe (getopt). */
 int node_options_parse(int argc, char **argv, const struct node_option *options, size_t n_options,
                        const char *usage, const char *text, int *first, bool *done);
+
+/* Log all values as they stand, in one line: event `options`, `name=value ...`. */
+void node_options_log(const struct node_option *options, size_t n_options);
 
 /* ---- Bounded queue of pointers, any number of threads at each end ---- */
 
