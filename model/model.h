@@ -344,4 +344,49 @@ int text_feed(struct text_stream *s, uint32_t id, struct text_piece *out);
 /* Nothing more comes: what was held back leaves. */
 int text_flush(struct text_stream *s, struct text_piece *out);
 
+/* ---- Runtime: a model file opened for serving ---- */
+
+enum {
+    RUNTIME_MAX_CHUNK = 512, /* rows of a prompt in one step where the speed decides */
+    RUNTIME_STEP_MS = 100,   /* how long such a step may take: work stops within it */
+};
+
+struct runtime_config {
+    const char *path;
+    const char *kernels; /* as model_open() */
+    enum kv_precision precision;
+    uint32_t page_tokens; /* 0: KV_PAGE_TOKENS_DEFAULT */
+    uint32_t n_pages;     /* 0: as many as kv_bytes hold */
+    uint64_t kv_bytes;
+    uint32_t n_threads;
+    uint32_t chunk;       /* rows of a prompt in one step; 0: by measured speed */
+    uint32_t max_items;   /* sequences in one step */
+    uint32_t max_context; /* 0: the model's */
+};
+
+/* Read-only but for the functions below. */
+struct runtime {
+    struct gguf *gguf;
+    struct model *model;
+    struct kv_cache *cache;
+    struct engine *engine;
+    struct kv_geometry geometry;
+    uint32_t n_pages;
+    uint32_t page_tokens;
+    uint32_t n_ctx; /* most positions of a context: model, max_context and all pages allow it */
+    uint32_t fixed_chunk;        /* config's; 0: by speed */
+    _Atomic uint32_t rows_per_s; /* of a prompt, measured */
+};
+
+/* Open file, model, cache and engine, and measure the speed of a prompt.  On an error nothing stays
+ * open. */
+int runtime_open(const struct runtime_config *config, struct runtime *out, struct kv_why *why);
+/* No context may be open.  A zeroed runtime is fine. */
+void runtime_close(struct runtime *r);
+/* Rows of a prompt for the next step, so that it takes about budget_ms; the configured chunk where
+ * there is one.  At least 1. */
+uint32_t runtime_chunk(const struct runtime *r, uint32_t budget_ms);
+/* Tell what a step of a prompt took.  By the thread that owns the engine. */
+void runtime_took(struct runtime *r, uint32_t n_rows, int64_t ns);
+
 #endif

@@ -120,4 +120,111 @@ void node_signals_block(void);
 /* Wait for SIGINT or SIGTERM; returns which. */
 int node_signals_wait(void);
 
+/* ---- Inbox: where other threads leave things for the one thread that owns them ---- */
+
+/* Embedded in what is left there, which is in one inbox at most once at a time; so an inbox is
+ * never full, and bounded by the number of those things. */
+struct node_link {
+    struct node_link *next;
+};
+
+struct node_inbox {
+    pthread_mutex_t lock;
+    pthread_cond_t not_empty;
+    /* Guarded by lock. */
+    struct node_link *first, **last;
+    bool woken;
+};
+
+int node_inbox_init(struct node_inbox *b); /* 0 or -1 */
+void node_inbox_release(struct node_inbox *b);
+void node_inbox_put(struct node_inbox *b, struct node_link *item);
+/* Let the owner look around although nothing is left for it. */
+void node_inbox_wake(struct node_inbox *b);
+/* Take all that is there, oldest first, linked by next.  Where there is nothing, wait up to
+ * timeout_ms (-1: for ever, 0: not at all) for something or for a wake; then NULL. */
+struct node_link *node_inbox_take(struct node_inbox *b, int timeout_ms);
+
+/* ---- Protobuf messages: bounded, and with the lengths of their strings ---- */
+
+struct ProtobufCMessage;
+struct ProtobufCMessageDescriptor;
+struct transport_message;
+struct transport_out;
+
+/* Most memory that one unpacked message may take, whatever its bytes ask for: small repeated
+ * messages grow thirty-fold. */
+enum { NODE_MESSAGE_BYTES = 64 * 1024 * 1024 };
+
+/* An unpacked message.  Release with node_message_free(). */
+struct node_message {
+    struct ProtobufCMessage *message; /* of the type asked for */
+    size_t used;                      /* bytes taken for it */
+};
+
+/* Unpack a received message.  0; -1: not of that type, over the bound, or no memory: *why says. */
+int node_message_unpack(const struct ProtobufCMessageDescriptor *type, struct transport_message *m,
+                        struct node_message *out, struct kv_why *why);
+void node_message_free(struct node_message *m);
+/* The length of a string field of an unpacked message, NUL bytes inside it included (its C string
+ * ends at the first one). */
+size_t node_message_strlen(const char *field);
+/* A message as one to send; NULL: no memory. */
+struct transport_out *node_message_pack(const struct ProtobufCMessage *m);
+
+/* ---- Hello: who is speaking, and what must be equal at both ends ---- */
+
+enum { NODE_PROTOCOL = 1, NODE_EPOCH_BYTES = 16 };
+
+struct node_identity {
+    uint8_t epoch[NODE_EPOCH_BYTES]; /* drawn at start */
+    struct kv_digest fingerprint;
+    struct kv_digest numerics_id;
+    struct kv_geometry geometry;
+};
+
+struct Baton__V1__Hello;
+struct Baton__V1__Geometry;
+
+/* Fill a hello whose bytes point into *id.  *geometry is where hello->geometry will point. */
+void node_hello_fill(struct node_identity *id, struct Baton__V1__Hello *hello,
+                     struct Baton__V1__Geometry *geometry);
+/* Compare what a peer said with ourselves.  0, or KV_ERR_MISMATCH naming the field and both values.
+ * hello may be NULL (absent). */
+int node_hello_check(const struct node_identity *id, const struct Baton__V1__Hello *hello,
+                     struct kv_why *why);
+
+/* Bytes of the largest record of a snapshot stream: a frame, a header with n_ctx ids, or n_logits
+ * logits; at least the transport's minimum. */
+uint32_t node_record_bytes(const struct kv_geometry *g, uint32_t n_ctx, uint32_t n_logits);
+
+/* ---- What the two nodes' command lines have in common ---- */
+
+struct node_serve {
+    const char *listen;
+    const char *port_file;
+    const char *model;
+    uint64_t kv_bytes; /* 0 after parsing: node_default_kv_bytes() is meant */
+    uint32_t n_pages;
+    uint32_t page_tokens;
+    const char *precision;
+    uint32_t chunk; /* 0: from measured speed */
+    uint32_t threads;
+    const char *kernels;
+    uint32_t queue;
+    uint32_t max_context;
+    uint32_t grace_ms;
+    const char *log_level;
+};
+
+enum { NODE_SERVE_OPTIONS = 14 };
+
+/* Set the defaults, and write NODE_SERVE_OPTIONS options that point into *s to out. */
+void node_serve_options(struct node_serve *s, struct node_option *out);
+/* A quarter of the memory that is available now, at most 2 GiB, at least 64 MiB. */
+uint64_t node_default_kv_bytes(void);
+/* Say on stdout and in the port file, where one is asked for, that the node listens there.  0 or -1
+ * (the port file cannot be written). */
+int node_serve_ready(const struct node_serve *s, const char *program, int port);
+
 #endif

@@ -1,0 +1,171 @@
+#include "model/model.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum {
+    MEASURE_ROWS = 64,
+    /* Steps of fewer rows say little about the speed of full ones. */
+    MEASURE_MIN_ROWS = 8,
+    /* Where nothing could be measured. */
+    UNMEASURED_CHUNK = 64,
+};
+
+static int64_t now_ns(void)
+{
+    struct timespec t;
+
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static uint32_t smaller(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static int open_cache(const struct runtime_config *config, struct runtime *r, struct kv_why *why)
+{
+    struct kv_cache_config c = {.geometry = r->geometry, .arena = true};
+    struct kv_layout layout;
+    uint64_t n_pages = config->n_pages, n_positions;
+    int rc;
+
+    c.page_tokens = config->page_tokens != 0 ? config->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    rc = kv_layout_init(&layout, &r->geometry, c.page_tokens, why);
+    if (rc < 0)
+        return rc;
+    if (n_pages == 0)
+        n_pages = config->kv_bytes / layout.page_bytes;
+    if (n_pages == 0)
+        return kv_fail(why, MODEL_ERR_INVALID, "KV bytes: %llu hold no page of %zu bytes",
+                       (unsigned long long)config->kv_bytes, layout.page_bytes);
+    c.n_pages = n_pages > UINT32_MAX ? UINT32_MAX : (uint32_t)n_pages;
+    rc = kv_cache_open(&c, &r->cache, why);
+    if (rc < 0)
+        return rc;
+    r->n_pages = c.n_pages;
+    r->page_tokens = c.page_tokens;
+    r->n_ctx = model_params(r->model)->n_ctx;
+    if (config->max_context != 0)
+        r->n_ctx = smaller(r->n_ctx, config->max_context);
+    n_positions = (uint64_t)r->n_pages * r->page_tokens;
+    if (n_positions < r->n_ctx)
+        r->n_ctx = (uint32_t)n_positions;
+    return 0;
+}
+
+/* One step in a context that is thrown away.  It also brings the weights into memory. */
+static int measure_step(struct runtime *r, uint32_t n_rows)
+{
+    struct kv_namespace ns = {0};
+    struct engine_item item = {.n_ids = n_rows};
+    uint32_t ids[MEASURE_ROWS], n_vocab = model_params(r->model)->n_vocab;
+    int64_t start;
+    int rc;
+
+    for (uint32_t i = 0; i < n_rows; i++)
+        ids[i] = i % n_vocab;
+    item.ids = ids;
+    rc = kv_context_open(r->cache, &ns, &item.ctx);
+    if (rc < 0)
+        return rc;
+    rc = kv_context_reserve(item.ctx, n_rows);
+    if (rc == 0) {
+        start = now_ns();
+        rc = engine_step(r->engine, &item, 1);
+        if (rc == 0)
+            rc = item.rc;
+        if (rc == 0)
+            runtime_took(r, n_rows, now_ns() - start);
+    }
+    kv_context_close(item.ctx);
+    return rc;
+}
+
+/* A model that cannot run these ids is no reason not to serve: then the chunk is a fixed guess. */
+static void measure(struct runtime *r)
+{
+    uint32_t n_rows = smaller(MEASURE_ROWS, r->n_ctx);
+
+    if (measure_step(r, n_rows) < 0)
+        return;
+    atomic_store(&r->rows_per_s, 0);
+    measure_step(r, n_rows);
+}
+
+int runtime_open(const struct runtime_config *config, struct runtime *out, struct kv_why *why)
+{
+    struct runtime *r = out;
+    struct engine_config e = {.n_threads = config->n_threads, .max_items = config->max_items};
+    int rc;
+
+    memset(r, 0, sizeof(*r));
+    rc = gguf_open(config->path, &r->gguf, why);
+    if (rc < 0)
+        goto fail;
+    rc = model_open(r->gguf, config->kernels, &r->model, why);
+    if (rc < 0)
+        goto fail;
+    model_geometry(r->model, config->precision, &r->geometry);
+    rc = open_cache(config, r, why);
+    if (rc < 0)
+        goto fail;
+    r->fixed_chunk = config->chunk;
+    e.model = r->model;
+    e.cache = r->cache;
+    e.max_rows = (r->fixed_chunk != 0 ? r->fixed_chunk : RUNTIME_MAX_CHUNK) + config->max_items;
+    if (e.max_rows < MEASURE_ROWS)
+        e.max_rows = MEASURE_ROWS;
+    rc = engine_open(&e, &r->engine, why);
+    if (rc < 0)
+        goto fail;
+    measure(r);
+    return 0;
+
+fail:
+    runtime_close(r);
+    return rc;
+}
+
+void runtime_close(struct runtime *r)
+{
+    engine_close(r->engine);
+    kv_cache_close(r->cache);
+    model_close(r->model);
+    gguf_close(r->gguf);
+    memset(r, 0, sizeof(*r));
+}
+
+uint32_t runtime_chunk(const struct runtime *r, uint32_t budget_ms)
+{
+    uint64_t n = atomic_load(&r->rows_per_s);
+
+    if (r->fixed_chunk != 0)
+        return r->fixed_chunk;
+    if (n == 0)
+        return UNMEASURED_CHUNK;
+    n = n * budget_ms / 1000;
+    /* Kernels work on tiles of 16 rows; a broken tile costs as much as a whole one. */
+    if (n > KV_LANES)
+        n -= n % KV_LANES;
+    if (n > RUNTIME_MAX_CHUNK)
+        n = RUNTIME_MAX_CHUNK;
+    return n == 0 ? 1 : (uint32_t)n;
+}
+
+void runtime_took(struct runtime *r, uint32_t n_rows, int64_t ns)
+{
+    uint64_t now, before = atomic_load(&r->rows_per_s);
+
+    if (n_rows < MEASURE_MIN_ROWS || ns <= 0)
+        return;
+    now = (uint64_t)n_rows * 1000000000u / (uint64_t)ns;
+    if (before != 0)
+        now = (before * 3 + now) / 4;
+    if (now == 0)
+        now = 1;
+    atomic_store(&r->rows_per_s, now > UINT32_MAX ? UINT32_MAX : (uint32_t)now);
+}
