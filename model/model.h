@@ -128,11 +128,16 @@ int gguf_get_string(const struct gguf *g, const char *key, struct gguf_string *o
 /* The array under key with items of item_type. */
 int gguf_get_array(const struct gguf *g, const char *key, enum gguf_value_type item_type,
                    const struct gguf_kv **out, struct kv_why *why);
-/* Item i of a string array. Linear arrays of strings are indexed once, at the first call, by
- * gguf_open for every string array of the file, so this is O(1). */
+/* Item i of a string array of g; empty past its end.  gguf_open() has indexed every string array, so
+ * this is O(1).  The numeric ones are 0 past the end or on another item type; i32 also reads u32. */
 struct gguf_string gguf_array_string(const struct gguf *g, const struct gguf_kv *array, uint64_t i);
 float gguf_array_f32(const struct gguf_kv *array, uint64_t i);
 int32_t gguf_array_i32(const struct gguf_kv *array, uint64_t i);
+
+/* The value as one line of printable ASCII: strings quoted and escaped, an array as its item type,
+ * count and first items.  At most n - 1 characters and a NUL, cut with "..."; n >= 1.  Returns its
+ * length. */
+size_t gguf_value_text(const struct gguf_kv *kv, char *buf, size_t n);
 
 /* SHA-256 over the metadata and the tensor data in file order.  Kept in the user's cache folder by
  * (device, inode, size, mtime) so that it is computed once; a cache that cannot be read or written

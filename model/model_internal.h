@@ -4,7 +4,8 @@
  * model_open() fills all of it; afterwards it is read-only and safe for any thread.  Letters in
  * shapes are those of model.h: C n_embd, H n_heads, G n_kv_heads, D head_dim, F n_ff, V n_vocab.
  *
- * Every pointer below stands on a multiple of MODEL_ALIGN, whatever the alignment of the file, and
+ * Every pointer below stands on a multiple of MODEL_ALIGN (what was packed, on 64), whatever the
+ * alignment of the file, and
  * every float, scale and minimum behind it has been checked finite. */
 #ifndef MODEL_INTERNAL_H
 #define MODEL_INTERNAL_H
@@ -13,7 +14,7 @@
 #include "model/model.h"
 
 enum {
-    MODEL_ALIGN = 64,
+    MODEL_ALIGN = 32,
     /* Bounds of the hyper-parameters, checked before anything is allocated for them. */
     MODEL_MAX_LAYERS = 1024,
     MODEL_MAX_EMBD = 1 << 16,
