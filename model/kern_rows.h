@@ -35,20 +35,20 @@ enum {
 #define KERN_EXP_C6 0x1.6c16c2p-10f
 #define KERN_EXP_C7 0x1.a01a02p-13f
 
-#define KERN_ROWS_DECLARE(set)                                                                     \
-    void kern_##set##_rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y);    \
-    void kern_##set##_rope(float *x, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dims,      \
-                           enum model_rope kind, const float *cs);                                 \
-    void kern_##set##_silu_mul(const float *gate, const float *up, uint32_t n, float *y);          \
-    void kern_##set##_add(float *x, const float *y, uint32_t n);                                   \
-    bool kern_##set##_finite(const float *x, uint32_t n);                                          \
-    float kern_##set##_exp(float x);                                                               \
-    int kern_##set##_kv_put(const struct kv_layout *kv, unsigned char *page, uint32_t layer,       \
-                            uint32_t slot, const float *k, const float *v);                        \
-    void kern_##set##_attn_segment(const struct kern_attn *a, uint32_t seg,                        \
-                                   struct kern_partial *part);                                     \
-    void kern_##set##_attn_merge(struct kern_partial *into, const struct kern_partial *next,       \
-                                 uint32_t head_dim);                                               \
+#define KERN_ROWS_DECLARE(set)                                                                  \
+    void kern_##set##_rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y); \
+    void kern_##set##_rope(float *x, uint32_t n_heads, uint32_t head_dim, uint32_t rope_dims,   \
+                           enum model_rope kind, const float *cs);                              \
+    void kern_##set##_silu_mul(const float *gate, const float *up, uint32_t n, float *y);       \
+    void kern_##set##_add(float *x, const float *y, uint32_t n);                                \
+    bool kern_##set##_finite(const float *x, uint32_t n);                                       \
+    float kern_##set##_exp(float x);                                                            \
+    int kern_##set##_kv_put(const struct kv_layout *kv, unsigned char *page, uint32_t layer,    \
+                            uint32_t slot, const float *k, const float *v);                     \
+    void kern_##set##_attn_segment(const struct kern_attn *a, uint32_t seg,                     \
+                                   struct kern_partial *part);                                  \
+    void kern_##set##_attn_merge(struct kern_partial *into, const struct kern_partial *next,    \
+                                 uint32_t head_dim);                                            \
     void kern_##set##_attn_finish(const struct kern_partial *p, uint32_t head_dim, float *y)
 
 KERN_ROWS_DECLARE(plain);
@@ -57,11 +57,10 @@ KERN_ROWS_DECLARE(avx512);
 
 /* Members of struct kernels, for the tables. */
 #define KERN_ROWS_MEMBERS(set)                                                                     \
-    .rmsnorm = kern_##set##_rmsnorm, .rope = kern_##set##_rope,                                    \
-    .silu_mul = kern_##set##_silu_mul, .add = kern_##set##_add, .finite = kern_##set##_finite,     \
-    .exp = kern_##set##_exp, .kv_put = kern_##set##_kv_put,                                        \
-    .attn_segment = kern_##set##_attn_segment, .attn_merge = kern_##set##_attn_merge,              \
-    .attn_finish = kern_##set##_attn_finish
+    .rmsnorm = kern_##set##_rmsnorm, .rope = kern_##set##_rope, .silu_mul = kern_##set##_silu_mul, \
+    .add = kern_##set##_add, .finite = kern_##set##_finite, .exp = kern_##set##_exp,               \
+    .kv_put = kern_##set##_kv_put, .attn_segment = kern_##set##_attn_segment,                      \
+    .attn_merge = kern_##set##_attn_merge, .attn_finish = kern_##set##_attn_finish
 
 /* Nearest, ties to even; what overflows, infinities included, is infinite; NaN stays NaN. */
 uint16_t kern_f16_from_f32(float x);

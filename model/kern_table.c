@@ -1,5 +1,6 @@
 /* The sets, and which of them this machine can run. */
 #include "model/kern_matrix.h"
+#include "model/kern_rows.h"
 
 #include <string.h>
 
@@ -7,7 +8,7 @@
     .pack_bytes = kern_##set##_pack_bytes, .pack = kern_##set##_pack, \
     .quantize = kern_##set##_quantize, .gemm = kern_##set##_gemm
 
-const struct kernels kern_plain = {.name = "plain", MATRIX_OF(plain)};
+const struct kernels kern_plain = {.name = "plain", MATRIX_OF(plain), KERN_ROWS_MEMBERS(plain)};
 
 /* Fastest first. */
 static const struct kernels *const sets[] = {
