@@ -63,14 +63,17 @@ enum {
     KV_PAGE_TOKENS_MIN = 16,
     KV_PAGE_TOKENS_MAX = 1024,
     KV_PAGE_TOKENS_DEFAULT = 64,
-    KV_LANES = 16,                       /* positions in one K group */
+    KV_LANES = 16,      /* positions in one K group */
+    KV_PAGE_ALIGN = 64, /* a page and every part of it begins at a multiple */
+    KV_MAX_HEAD_DIM = 4096,
     KV_MAX_POSITIONS = 16 * 1024 * 1024, /* of one context or snapshot */
     KV_MAX_POSITION_BYTES = 64 * 1024 * 1024,
     KV_FRAME_BYTES = 1024 * 1024, /* a frame's rows are at most this, or one position */
     KV_DIGEST_BYTES = 32,
     KV_SNAPSHOT_ID_BYTES = 16,
-    KV_MAX_LOGITS = 1024 * 1024, /* floats in a next-token logits section */
-    KV_MAX_GROUPS = 1024,        /* accounting groups (tenants) of one cache */
+    KV_MAX_LOGITS = 1024 * 1024,        /* floats in a next-token logits section */
+    KV_MAX_SESSION_BYTES = 1024 * 1024, /* of a session section */
+    KV_MAX_GROUPS = 1024,               /* accounting groups (tenants) of one cache */
 };
 
 /* ---- Geometry ---- */

@@ -1,0 +1,156 @@
+#include "kvcore/kv_pool.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+/* Mapped with huge pages where the kernel allows them, and touched here: first touch runs at a
+ * fraction of memory speed, and it must not be the first request that pays.  A budget that this
+ * machine cannot have is refused by its size, because the kernel would grant the address range and
+ * kill the process at the touch. */
+static int arena_open(struct kv_pool *pool, struct kv_why *why)
+{
+    const size_t system_page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * system_page;
+    size_t bytes = pool->n_pages * pool->page_bytes;
+    void *base;
+
+    bytes = (bytes + system_page - 1) / system_page * system_page;
+    if (bytes > memory)
+        return kv_fail(why, KV_ERR_NOMEM, "the arena is %zu bytes: this machine has %zu", bytes,
+                       memory);
+    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return kv_fail(why, KV_ERR_NOMEM, "the arena of %zu bytes cannot be allocated", bytes);
+    (void)madvise(base, bytes, MADV_HUGEPAGE); /* an optimisation; a kernel without it says so */
+    pool->arena = base;
+    pool->arena_bytes = bytes;
+    for (size_t at = 0; at < bytes; at += system_page)
+        *(volatile unsigned char *)(pool->arena + at) = 0;
+    for (uint32_t i = 0; i < pool->n_pages; i++)
+        pool->pages[i].bytes = pool->arena + i * pool->page_bytes;
+    return 0;
+}
+
+int kv_pool_open(struct kv_pool *pool, size_t page_bytes, uint32_t n_pages, bool arena,
+                 struct kv_why *why)
+{
+    int rc = 0;
+
+    memset(pool, 0, sizeof(*pool));
+    if (n_pages == 0)
+        return kv_fail(why, KV_ERR_INVALID, "n_pages is 0");
+    if (n_pages > SIZE_MAX / 2 / page_bytes)
+        return kv_fail(why, KV_ERR_INVALID, "n_pages is %u: with %zu bytes a page past all memory",
+                       n_pages, page_bytes);
+    pool->n_pages = n_pages;
+    pool->page_bytes = page_bytes;
+    pool->pages = calloc(n_pages, sizeof(*pool->pages));
+    pool->free = calloc(n_pages, sizeof(*pool->free));
+    if (pool->pages == NULL || pool->free == NULL)
+        rc = kv_fail(why, KV_ERR_NOMEM, "no memory for the headers of %u pages", n_pages);
+    else if (arena)
+        rc = arena_open(pool, why);
+    if (rc < 0) {
+        kv_pool_release(pool);
+        return rc;
+    }
+    for (uint32_t i = 0; i < n_pages; i++) {
+        atomic_init(&pool->pages[i].counts, 0);
+        pool->free[i] = n_pages - 1 - i;
+    }
+    pool->n_free = n_pages;
+    for (uint32_t i = 0; i < KV_MAX_GROUPS; i++)
+        pool->groups[i].quota = n_pages;
+    return 0;
+}
+
+void kv_pool_release(struct kv_pool *pool)
+{
+    if (pool->arena != NULL)
+        munmap(pool->arena, pool->arena_bytes);
+    free(pool->free);
+    free(pool->pages);
+    memset(pool, 0, sizeof(*pool));
+}
+
+struct kv_page *kv_pool_take(struct kv_pool *pool, uint32_t group)
+{
+    struct kv_group *g = &pool->groups[group];
+    struct kv_page *page;
+
+    assert(pool->n_reserved > 0 && g->n_reserved > 0 && pool->n_free >= pool->n_reserved);
+    page = &pool->pages[pool->free[pool->n_free - 1]];
+    if (pool->arena == NULL) {
+        page->bytes = aligned_alloc(KV_PAGE_ALIGN, pool->page_bytes);
+        if (page->bytes == NULL)
+            return NULL;
+    }
+    pool->n_free--;
+    pool->n_reserved--;
+    g->n_reserved--;
+    g->n_live++;
+    page->group = group;
+    atomic_store_explicit(&page->counts, 1, memory_order_release);
+    return page;
+}
+
+static void give_back(struct kv_pool *pool, struct kv_page *page)
+{
+    if (pool->arena == NULL) {
+        free(page->bytes);
+        page->bytes = NULL;
+    }
+    pool->groups[page->group].n_live--;
+    pool->free[pool->n_free++] = (uint32_t)(page - pool->pages);
+}
+
+void kv_pool_count(struct kv_pool *pool, struct kv_page *page, int refs, int tree_refs)
+{
+    struct kv_group *g = &pool->groups[page->group];
+    const uint64_t before = atomic_load_explicit(&page->counts, memory_order_relaxed);
+    const int64_t new_refs = (int64_t)(uint32_t)before + refs;
+    const int64_t new_tree_refs = (int64_t)(before >> 32) + tree_refs;
+    const uint64_t after = (uint64_t)new_refs | (uint64_t)new_tree_refs << 32;
+    const int change = kv_counts_evictable(after) - kv_counts_evictable(before);
+
+    assert(before != 0 && new_tree_refs >= 0 && new_tree_refs <= new_refs);
+    assert(new_refs <= UINT32_MAX);
+    atomic_store_explicit(&page->counts, after, memory_order_release);
+    g->n_evictable += (uint32_t)change;
+    pool->n_evictable += (uint32_t)change;
+    if (new_refs == 0)
+        give_back(pool, page);
+}
+
+uint32_t kv_pool_over_quota(const struct kv_pool *pool, uint32_t group, uint32_t n)
+{
+    const struct kv_group *g = &pool->groups[group];
+    const uint64_t used = (uint64_t)g->n_live + g->n_reserved + n;
+
+    return used > g->quota ? (uint32_t)(used - g->quota) : 0;
+}
+
+uint32_t kv_pool_short(const struct kv_pool *pool, uint32_t n)
+{
+    const uint32_t have = kv_pool_unreserved(pool);
+
+    return n > have ? n - have : 0;
+}
+
+void kv_pool_reserve(struct kv_pool *pool, uint32_t group, uint32_t n)
+{
+    assert(kv_pool_over_quota(pool, group, n) == 0 || n == 0);
+    assert(n <= kv_pool_unreserved(pool));
+    pool->n_reserved += n;
+    pool->groups[group].n_reserved += n;
+}
+
+void kv_pool_unreserve(struct kv_pool *pool, uint32_t group, uint32_t n)
+{
+    assert(n <= pool->n_reserved && n <= pool->groups[group].n_reserved);
+    pool->n_reserved -= n;
+    pool->groups[group].n_reserved -= n;
+}

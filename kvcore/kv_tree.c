@@ -1,0 +1,711 @@
+#include "kvcore/kv_tree.h"
+
+#include "kvcore/kv_cache.h"
+
+#include <assert.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What glibc adds to an allocation, rounded up: the bound is on memory, not on payload. */
+enum { ALLOC_BYTES = 16 };
+
+size_t kv_tree_node_bytes(uint32_t n_edge)
+{
+    return sizeof(struct kv_node) + n_edge * sizeof(uint32_t) + 2 * ALLOC_BYTES;
+}
+
+size_t kv_tree_entry_bytes(uint32_t n_pages, uint32_t n_logits)
+{
+    size_t bytes = sizeof(struct kv_entry) + n_pages * sizeof(struct kv_page *) + 2 * ALLOC_BYTES;
+
+    if (n_logits > 0)
+        bytes += n_logits * sizeof(float) + ALLOC_BYTES;
+    return bytes;
+}
+
+size_t kv_tree_root_bytes(void)
+{
+    return sizeof(struct kv_root) + ALLOC_BYTES;
+}
+
+/* ---- Keys ---- */
+
+const uint32_t *kv_key_run(const struct kv_key *key, uint32_t at, uint32_t *n_run)
+{
+    uint32_t slot, run;
+
+    assert(at < key->n);
+    if (key->ids != NULL) {
+        *n_run = key->n - at;
+        return key->ids + at;
+    }
+    slot = at % key->layout->page_tokens;
+    run = key->layout->page_tokens - slot;
+    *n_run = run < key->n - at ? run : key->n - at;
+    return kv_page_ids(key->layout, key->pages[at / key->layout->page_tokens]) + slot;
+}
+
+static uint32_t common_ids(const uint32_t *a, const uint32_t *b, uint32_t n)
+{
+    uint32_t i = 0;
+
+    while (n - i >= 16 && memcmp(a + i, b + i, 16 * sizeof(*a)) == 0)
+        i += 16;
+    while (i < n && a[i] == b[i])
+        i++;
+    return i;
+}
+
+/* How many ids of an edge the key has from position `at` on. */
+static uint32_t common_edge(const struct kv_key *key, uint32_t at, const struct kv_node *node)
+{
+    uint32_t i = 0;
+
+    while (i < node->n_edge && at + i < key->n) {
+        uint32_t run, same;
+        const uint32_t *ids = kv_key_run(key, at + i, &run);
+
+        run = run < node->n_edge - i ? run : node->n_edge - i;
+        same = common_ids(ids, node->edge + i, run);
+        i += same;
+        if (same < run)
+            break;
+    }
+    return i;
+}
+
+static void copy_ids(uint32_t *dst, const struct kv_key *key, uint32_t at)
+{
+    while (at < key->n) {
+        uint32_t run;
+        const uint32_t *ids = kv_key_run(key, at, &run);
+
+        memcpy(dst, ids, run * sizeof(*dst));
+        dst += run;
+        at += run;
+    }
+}
+
+/* ---- Children: a treap by first id, the highest priority on top ---- */
+
+/* An id's bits well mixed (the finisher of MurmurHash3). */
+static uint32_t priority(const struct kv_node *node)
+{
+    uint32_t h = node->first_id;
+
+    h = (h ^ h >> 16) * 0x85ebca6bu;
+    h = (h ^ h >> 13) * 0xc2b2ae35u;
+    return h ^ h >> 16;
+}
+
+struct kv_node *kv_node_child(const struct kv_node *node, uint32_t first_id)
+{
+    struct kv_node *kid = node->kids;
+
+    while (kid != NULL && kid->first_id != first_id)
+        kid = first_id < kid->first_id ? kid->left : kid->right;
+    return kid;
+}
+
+struct kv_node *kv_node_first_child(const struct kv_node *node)
+{
+    struct kv_node *kid = node->kids;
+
+    while (kid != NULL && kid->left != NULL)
+        kid = kid->left;
+    return kid;
+}
+
+struct kv_node *kv_node_child_after(const struct kv_node *node, uint32_t first_id)
+{
+    struct kv_node *kid = node->kids, *best = NULL;
+
+    while (kid != NULL) {
+        if (kid->first_id > first_id) {
+            best = kid;
+            kid = kid->left;
+        } else {
+            kid = kid->right;
+        }
+    }
+    return best;
+}
+
+/* Where the child with that first id hangs, or would. */
+static struct kv_node **child_link(struct kv_node *node, uint32_t first_id)
+{
+    struct kv_node **link = &node->kids;
+
+    while (*link != NULL && (*link)->first_id != first_id)
+        link = first_id < (*link)->first_id ? &(*link)->left : &(*link)->right;
+    return link;
+}
+
+static void add_child(struct kv_node *node, struct kv_node *kid)
+{
+    struct kv_node **link = &node->kids, **left = &kid->left, **right = &kid->right, *rest;
+    const uint32_t mine = priority(kid);
+
+    while (*link != NULL && priority(*link) >= mine)
+        link = kid->first_id < (*link)->first_id ? &(*link)->left : &(*link)->right;
+    rest = *link;
+    *link = kid;
+    while (rest != NULL) { /* split what stood there into smaller and larger ids */
+        if (rest->first_id < kid->first_id) {
+            *left = rest;
+            left = &rest->right;
+            rest = rest->right;
+        } else {
+            *right = rest;
+            right = &rest->left;
+            rest = rest->left;
+        }
+    }
+    *left = *right = NULL;
+    kid->up = node;
+    node->unmerged = false;
+}
+
+static void remove_child(struct kv_node *node, struct kv_node *kid)
+{
+    struct kv_node **link = child_link(node, kid->first_id), *a = kid->left, *b = kid->right;
+
+    assert(*link == kid);
+    while (a != NULL && b != NULL) {
+        if (priority(a) >= priority(b)) {
+            *link = a;
+            link = &a->right;
+            a = a->right;
+        } else {
+            *link = b;
+            link = &b->left;
+            b = b->left;
+        }
+    }
+    *link = a != NULL ? a : b;
+    kid->left = kid->right = NULL;
+}
+
+/* Put `with`, which begins with the same id, where `kid` hangs. */
+static void replace_child(struct kv_node *node, struct kv_node *kid, struct kv_node *with)
+{
+    struct kv_node **link = child_link(node, kid->first_id);
+
+    assert(*link == kid && with->first_id == kid->first_id);
+    with->left = kid->left;
+    with->right = kid->right;
+    with->up = node;
+    *link = with;
+    kid->left = kid->right = NULL;
+}
+
+/* ---- Nodes ---- */
+
+static struct kv_node *node_alloc(uint32_t n_edge)
+{
+    struct kv_node *node = calloc(1, sizeof(*node));
+
+    if (node == NULL)
+        return NULL;
+    node->edge = malloc(n_edge * sizeof(*node->edge));
+    node->n_edge = n_edge;
+    if (node->edge == NULL) {
+        free(node);
+        return NULL;
+    }
+    return node;
+}
+
+static void node_free(struct kv_node *node)
+{
+    if (node == NULL)
+        return;
+    free(node->edge);
+    free(node);
+}
+
+/* Keep the first n ids of an edge, and give the memory of the rest back where the allocator can. */
+static void shorten_edge(struct kv_node *node, uint32_t n)
+{
+    uint32_t *edge = realloc(node->edge, n * sizeof(*edge));
+
+    if (edge != NULL)
+        node->edge = edge;
+    node->n_edge = n;
+}
+
+/* The first entry of each subtree from the node up, as far as it changes. */
+static void mend_first(struct kv_node *node)
+{
+    for (; node != NULL; node = node->up) {
+        struct kv_entry *first = node->entry;
+
+        if (first == NULL && node->kids != NULL)
+            first = kv_node_first_child(node)->first;
+        if (first == node->first)
+            break;
+        node->first = first;
+    }
+}
+
+/* Put `upper`, with room for i ids, between a node and its parent. */
+static void split(struct kv_tree *tree, struct kv_node *node, uint32_t i, struct kv_node *upper)
+{
+    assert(i > 0 && i < node->n_edge && upper->n_edge == i);
+    memcpy(upper->edge, node->edge, i * sizeof(*upper->edge));
+    upper->first_id = upper->edge[0];
+    replace_child(node->up, node, upper);
+    memmove(node->edge, node->edge + i, (node->n_edge - i) * sizeof(*node->edge));
+    shorten_edge(node, node->n_edge - i);
+    node->first_id = node->edge[0];
+    add_child(upper, node);
+    upper->first = node->first;
+    tree->n_nodes++;
+    tree->bytes += kv_tree_node_bytes(0);
+}
+
+/* A node without an entry and with one child gives its edge to the child and goes.  Without memory
+ * for that it stays, marked, which is untidy and does no harm: a match passes through it. */
+static void merge(struct kv_tree *tree, struct kv_node *node)
+{
+    struct kv_node *kid = node->kids;
+    uint32_t *edge = realloc(kid->edge, (node->n_edge + kid->n_edge) * sizeof(*edge));
+
+    assert(kid->left == NULL && kid->right == NULL && node->entry == NULL);
+    node->unmerged = edge == NULL;
+    if (edge == NULL)
+        return;
+    memmove(edge + node->n_edge, edge, kid->n_edge * sizeof(*edge));
+    memcpy(edge, node->edge, node->n_edge * sizeof(*edge));
+    kid->edge = edge;
+    kid->n_edge += node->n_edge;
+    kid->first_id = edge[0];
+    replace_child(node->up, node, kid);
+    node_free(node);
+    tree->n_nodes--;
+    tree->bytes -= kv_tree_node_bytes(0);
+}
+
+/* Does exactly one child hang below? */
+static bool has_one_child(const struct kv_node *node)
+{
+    return node->kids != NULL && node->kids->left == NULL && node->kids->right == NULL;
+}
+
+/* ---- Roots ---- */
+
+static struct kv_root **root_link(const struct kv_tree *tree, const struct kv_digest *ns,
+                                  uint32_t group)
+{
+    struct kv_root **link;
+    uint32_t hash;
+
+    memcpy(&hash, ns->bytes, sizeof(hash)); /* a digest is as good a hash as any */
+    link = &tree->buckets[hash & (tree->n_buckets - 1)];
+    while (*link != NULL && ((*link)->group != group || memcmp(&(*link)->ns, ns, sizeof(*ns)) != 0))
+        link = &(*link)->next;
+    return link;
+}
+
+static struct kv_root *root_get(struct kv_tree *tree, const struct kv_namespace *ns)
+{
+    struct kv_root **link = root_link(tree, &ns->digest, ns->group), *root = *link;
+
+    if (root != NULL)
+        return root;
+    root = calloc(1, sizeof(*root));
+    if (root == NULL)
+        return NULL;
+    root->ns = ns->digest;
+    root->group = ns->group;
+    *link = root;
+    tree->bytes += kv_tree_root_bytes();
+    return root;
+}
+
+static void root_drop(struct kv_tree *tree, struct kv_root *root)
+{
+    struct kv_root **link = root_link(tree, &root->ns, root->group);
+
+    assert(*link == root && root->node.kids == NULL);
+    *link = root->next;
+    free(root);
+    tree->bytes -= kv_tree_root_bytes();
+}
+
+int kv_tree_open(struct kv_tree *tree, struct kv_pool *pool, const struct kv_layout *layout,
+                 size_t bound)
+{
+    memset(tree, 0, sizeof(*tree));
+    tree->pool = pool;
+    tree->layout = layout;
+    tree->bound = bound;
+    TAILQ_INIT(&tree->by_use);
+    for (uint32_t i = 0; i < KV_MAX_GROUPS; i++)
+        TAILQ_INIT(&tree->in_group[i]);
+    /* One bucket for every 4 KiB of bookkeeping: short chains even if each root has one entry. */
+    tree->n_buckets = 64;
+    while (tree->n_buckets < 65536 && tree->n_buckets < bound / 4096)
+        tree->n_buckets *= 2;
+    tree->buckets = calloc(tree->n_buckets, sizeof(struct kv_root *));
+    return tree->buckets == NULL ? KV_ERR_NOMEM : 0;
+}
+
+void kv_tree_release(struct kv_tree *tree)
+{
+    while (!TAILQ_EMPTY(&tree->by_use))
+        kv_tree_remove(tree, TAILQ_FIRST(&tree->by_use));
+    assert(tree->bytes == 0 && tree->n_nodes == 0);
+    free(tree->buckets);
+}
+
+/* ---- Looking up ---- */
+
+/* Where a key leaves the tree: `depth` of its ids match, the last `in_edge` of them on the edge of
+ * `node`. */
+struct spot {
+    struct kv_node *node;
+    uint32_t depth;
+    uint32_t in_edge;
+};
+
+static struct spot walk(struct kv_root *root, const struct kv_key *key)
+{
+    struct spot at = {.node = &root->node};
+
+    while (at.in_edge == at.node->n_edge && at.depth < key->n) {
+        uint32_t run;
+        struct kv_node *kid = kv_node_child(at.node, *kv_key_run(key, at.depth, &run));
+
+        if (kid == NULL)
+            break;
+        at.node = kid;
+        at.in_edge = common_edge(key, at.depth, kid);
+        at.depth += at.in_edge;
+    }
+    return at;
+}
+
+uint32_t kv_tree_match(const struct kv_tree *tree, const struct kv_namespace *ns,
+                       const struct kv_key *key, struct kv_entry **entry)
+{
+    struct kv_root *root = *root_link(tree, &ns->digest, ns->group);
+    struct spot at;
+
+    *entry = NULL;
+    if (root == NULL)
+        return 0;
+    at = walk(root, key);
+    if (at.depth > 0)
+        *entry = at.node->first;
+    return at.depth;
+}
+
+void kv_tree_refresh(struct kv_tree *tree, struct kv_entry *entry)
+{
+    const uint32_t group = entry->root->group;
+
+    entry->serial = ++tree->serial;
+    TAILQ_REMOVE(&tree->by_use, entry, by_use);
+    TAILQ_INSERT_TAIL(&tree->by_use, entry, by_use);
+    TAILQ_REMOVE(&tree->in_group[group], entry, in_group);
+    TAILQ_INSERT_TAIL(&tree->in_group[group], entry, in_group);
+}
+
+/* ---- Taking out ---- */
+
+/* A leaf without an entry goes, and so upwards; then a node left with one child is merged with it.
+ */
+static void prune(struct kv_tree *tree, struct kv_root *root, struct kv_node *node)
+{
+    while (node->up != NULL && node->entry == NULL && node->kids == NULL) {
+        struct kv_node *up = node->up;
+
+        remove_child(up, node);
+        tree->n_nodes--;
+        tree->bytes -= kv_tree_node_bytes(node->n_edge);
+        node_free(node);
+        node = up;
+    }
+    if (node->up == NULL && node->kids == NULL) {
+        root_drop(tree, root);
+        return;
+    }
+    mend_first(node);
+    if (node->up != NULL && node->entry == NULL && has_one_child(node))
+        merge(tree, node);
+}
+
+/* Out of the tree and its lists; the pages are the caller's business. */
+static void unlink_entry(struct kv_tree *tree, struct kv_entry *entry)
+{
+    entry->node->entry = NULL;
+    TAILQ_REMOVE(&tree->by_use, entry, by_use);
+    TAILQ_REMOVE(&tree->in_group[entry->root->group], entry, in_group);
+    tree->n_entries--;
+    tree->bytes -= kv_tree_entry_bytes(entry->n_pages, entry->n_logits);
+    prune(tree, entry->root, entry->node);
+}
+
+static void entry_free(struct kv_entry *entry)
+{
+    free(entry->pages);
+    free(entry->logits);
+    free(entry);
+}
+
+/* Let go of pages [from, n_pages) as a holder in the tree. */
+static uint32_t let_go(struct kv_tree *tree, struct kv_entry *entry, uint32_t from)
+{
+    const uint32_t n_free = tree->pool->n_free;
+
+    for (uint32_t i = entry->n_pages; i-- > from;)
+        kv_pool_count(tree->pool, entry->pages[i], -1, -1);
+    tree->n_evicted += tree->pool->n_free - n_free;
+    return tree->pool->n_free - n_free;
+}
+
+uint32_t kv_tree_remove(struct kv_tree *tree, struct kv_entry *entry)
+{
+    const uint32_t freed = let_go(tree, entry, 0);
+
+    unlink_entry(tree, entry);
+    entry_free(entry);
+    return freed;
+}
+
+static void drop_logits(struct kv_tree *tree, struct kv_entry *entry)
+{
+    tree->bytes -= kv_tree_entry_bytes(entry->n_pages, entry->n_logits) -
+                   kv_tree_entry_bytes(entry->n_pages, 0);
+    free(entry->logits);
+    entry->logits = NULL;
+    entry->n_logits = 0;
+}
+
+uint32_t kv_tree_cut(struct kv_tree *tree, struct kv_entry *entry, uint32_t n_pages)
+{
+    struct kv_node *node = entry->node;
+    const uint32_t left = entry->n_pages - n_pages;
+    const uint32_t n = left * tree->layout->page_tokens; /* positions that stay */
+    const uint32_t parent = entry->n - node->n_edge;
+    uint32_t freed;
+
+    if (node->kids != NULL || n <= parent)
+        return kv_tree_remove(tree, entry);
+    if (entry->logits != NULL)
+        drop_logits(tree, entry);
+    freed = let_go(tree, entry, left);
+    tree->bytes -= kv_tree_entry_bytes(entry->n_pages, 0) - kv_tree_entry_bytes(left, 0);
+    tree->bytes -= kv_tree_node_bytes(node->n_edge) - kv_tree_node_bytes(n - parent);
+    entry->n_pages = left;
+    entry->n = n;
+    shorten_edge(node, n - parent);
+    return freed;
+}
+
+/* ---- Entering ---- */
+
+/* Remove entries whole, oldest first and never `keep`, until `bytes` more fit.  `least` is what
+ * must stay in any case; false, and nothing is removed, where it does not fit beside that. */
+static bool make_room(struct kv_tree *tree, size_t bytes, size_t least, struct kv_entry *keep)
+{
+    if (tree->bytes + bytes <= tree->bound)
+        return true;
+    if (least + bytes > tree->bound)
+        return false;
+    while (tree->bytes + bytes > tree->bound) {
+        struct kv_entry *victim = TAILQ_FIRST(&tree->by_use);
+
+        if (victim == keep)
+            victim = TAILQ_NEXT(victim, by_use);
+        assert(victim != NULL);
+        kv_tree_remove(tree, victim);
+    }
+    return true;
+}
+
+/* What an entry costs when it stands alone in its namespace. */
+static size_t alone_bytes(uint32_t n, uint32_t n_pages, uint32_t n_logits)
+{
+    return kv_tree_root_bytes() + kv_tree_node_bytes(n) + kv_tree_entry_bytes(n_pages, n_logits);
+}
+
+/* The node at the key's end, made where it is missing: by a leaf, a split, or both. */
+static int node_at(struct kv_tree *tree, struct kv_root *root, const struct kv_key *key,
+                   struct kv_node **out)
+{
+    const struct spot at = walk(root, key);
+    struct kv_node *node = at.node, *upper = NULL, *leaf = NULL;
+    const bool mid_edge = at.in_edge < node->n_edge;
+
+    if (mid_edge)
+        upper = node_alloc(at.in_edge);
+    if (at.depth < key->n)
+        leaf = node_alloc(key->n - at.depth);
+    if ((mid_edge && upper == NULL) || (at.depth < key->n && leaf == NULL)) {
+        node_free(upper);
+        node_free(leaf);
+        return KV_ERR_NOMEM;
+    }
+    if (mid_edge) {
+        split(tree, node, at.in_edge, upper);
+        node = upper;
+    }
+    if (leaf != NULL) {
+        copy_ids(leaf->edge, key, at.depth);
+        leaf->first_id = leaf->edge[0];
+        add_child(node, leaf);
+        tree->n_nodes++;
+        tree->bytes += kv_tree_node_bytes(leaf->n_edge);
+        node = leaf;
+    }
+    *out = node;
+    return 0;
+}
+
+static struct kv_entry *entry_alloc(const struct kv_admission *a, uint32_t n_pages)
+{
+    struct kv_entry *entry = calloc(1, sizeof(*entry));
+
+    if (entry == NULL)
+        return NULL;
+    entry->pages = malloc(n_pages * sizeof(*entry->pages));
+    if (a->n_logits > 0)
+        entry->logits = malloc(a->n_logits * sizeof(*entry->logits));
+    if (entry->pages == NULL || (a->n_logits > 0 && entry->logits == NULL)) {
+        entry_free(entry);
+        return NULL;
+    }
+    memcpy(entry->pages, a->key.pages, n_pages * sizeof(*entry->pages));
+    if (a->n_logits > 0)
+        memcpy(entry->logits, a->logits, a->n_logits * sizeof(*entry->logits));
+    entry->n_pages = n_pages;
+    entry->n_logits = a->n_logits;
+    entry->n = a->key.n;
+    return entry;
+}
+
+/* The nearest entry without logits above a node: its key is a prefix that the new entry covers. */
+static struct kv_entry *covered_above(const struct kv_node *node)
+{
+    while ((node = node->up) != NULL)
+        if (node->entry != NULL && node->entry->logits == NULL)
+            return node->entry;
+    return NULL;
+}
+
+/* Count the tree as holder of the entry's pages.  Those that it has from `old` (the same pages, in
+ * front) pass over: nobody's count changes, or with `move` the giver's reference is dropped. */
+static void hold_pages(struct kv_tree *tree, struct kv_entry *entry, struct kv_entry *old,
+                       bool move)
+{
+    uint32_t same = 0;
+
+    while (old != NULL && same < old->n_pages && old->pages[same] == entry->pages[same])
+        same++;
+    for (uint32_t i = same; i < entry->n_pages; i++)
+        kv_pool_count(tree->pool, entry->pages[i], move ? 0 : 1, 1);
+    for (uint32_t i = 0; i < same && move; i++)
+        kv_pool_count(tree->pool, entry->pages[i], -1, 0);
+    if (old == NULL)
+        return;
+    let_go(tree, old, same);
+    unlink_entry(tree, old);
+    entry_free(old);
+}
+
+static void link_entry(struct kv_tree *tree, struct kv_root *root, struct kv_node *node,
+                       struct kv_entry *entry)
+{
+    assert(node->entry == NULL);
+    entry->root = root;
+    entry->node = node;
+    entry->serial = ++tree->serial;
+    node->entry = entry;
+    node->unmerged = false;
+    TAILQ_INSERT_TAIL(&tree->by_use, entry, by_use);
+    TAILQ_INSERT_TAIL(&tree->in_group[root->group], entry, in_group);
+    tree->n_entries++;
+    tree->bytes += kv_tree_entry_bytes(entry->n_pages, entry->n_logits);
+    mend_first(node);
+}
+
+static void drop_moved(struct kv_tree *tree, const struct kv_admission *a, uint32_t n_pages)
+{
+    for (uint32_t i = n_pages; a->move && i-- > 0;)
+        kv_pool_count(tree->pool, a->key.pages[i], -1, 0);
+}
+
+/* The key is there already: its pages stay, and it takes logits that it lacks if they fit. */
+static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struct kv_entry *entry)
+{
+    const size_t bytes = kv_tree_entry_bytes(0, a->n_logits) - kv_tree_entry_bytes(0, 0);
+    const size_t alone = alone_bytes(entry->n, entry->n_pages, 0);
+    float *logits;
+
+    kv_tree_refresh(tree, entry);
+    if (a->n_logits == 0 || entry->logits != NULL)
+        return 0;
+    logits = malloc(a->n_logits * sizeof(*logits));
+    if (logits == NULL)
+        return KV_ERR_NOMEM;
+    if (!make_room(tree, bytes, alone, entry)) {
+        free(logits);
+        return 0;
+    }
+    memcpy(logits, a->logits, a->n_logits * sizeof(*logits));
+    entry->logits = logits;
+    entry->n_logits = a->n_logits;
+    tree->bytes += bytes;
+    return 0;
+}
+
+static int admit_new(struct kv_tree *tree, const struct kv_admission *a, uint32_t n_pages)
+{
+    struct kv_entry *entry = entry_alloc(a, n_pages), *old;
+    struct kv_root *root;
+    struct kv_node *node;
+
+    root = entry != NULL ? root_get(tree, &a->ns) : NULL;
+    if (root == NULL || node_at(tree, root, &a->key, &node) < 0) {
+        if (root != NULL && root->node.kids == NULL)
+            root_drop(tree, root);
+        if (entry != NULL)
+            entry_free(entry);
+        drop_moved(tree, a, n_pages);
+        return KV_ERR_NOMEM;
+    }
+    link_entry(tree, root, node, entry);
+    old = covered_above(node);
+    hold_pages(tree, entry, old, a->move);
+    while ((old = covered_above(entry->node)) != NULL)
+        kv_tree_remove(tree, old);
+    assert(tree->bytes <= tree->bound);
+    return 0;
+}
+
+int kv_tree_admit(struct kv_tree *tree, const struct kv_admission *a)
+{
+    const uint32_t page_tokens = tree->layout->page_tokens;
+    const uint32_t n_pages = (a->key.n + page_tokens - 1) / page_tokens;
+    struct kv_root *root = *root_link(tree, &a->ns.digest, a->ns.group);
+    const struct spot at = root != NULL ? walk(root, &a->key) : (struct spot){0};
+    const size_t need = alone_bytes(a->key.n, n_pages, a->n_logits) + kv_tree_node_bytes(0);
+    int rc = 0;
+
+    assert(a->key.n > 0 && (a->logits == NULL) == (a->n_logits == 0));
+    if (at.node != NULL && at.depth == a->key.n && at.in_edge == at.node->n_edge &&
+        at.node->entry != NULL) {
+        rc = admit_again(tree, a, at.node->entry);
+        drop_moved(tree, a, n_pages);
+    } else if (at.node != NULL && at.depth == a->key.n && a->n_logits == 0) {
+        kv_tree_refresh(tree, at.node->first);
+        drop_moved(tree, a, n_pages);
+    } else if (make_room(tree, need, 0, NULL)) {
+        rc = admit_new(tree, a, n_pages);
+    } else {
+        drop_moved(tree, a, n_pages);
+    }
+    return rc;
+}
