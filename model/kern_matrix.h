@@ -68,5 +68,9 @@ static inline float kern_bfloat(uint16_t b)
                            const struct kern_acts *a, float *y, size_t y_stride)
 
 KERN_MATRIX_FUNCTIONS(plain);
+#if defined(__x86_64__)
+KERN_MATRIX_FUNCTIONS(avx2);
+KERN_MATRIX_FUNCTIONS(avx512);
+#endif
 
 #endif
