@@ -53,6 +53,7 @@ enum {
     TRANSPORT_MIN_MESSAGE_BYTES = 4 * 1024 * 1024,
     TRANSPORT_DETAIL_BYTES = 1024, /* of a status's text; longer is cut at a character */
     TRANSPORT_MAX_METHODS = 64,
+    TRANSPORT_MAX_PAYLOADS = 1024, /* of one message to send */
     TRANSPORT_KEEPALIVE_MS = 10000,
     TRANSPORT_KEEPALIVE_TIMEOUT_MS = 5000,
 };
@@ -80,8 +81,9 @@ struct transport_out; /* to send; given away by a send, whatever it returns */
 
 /* n bytes to be written at *bytes.  NULL: no memory. */
 struct transport_out *transport_out_new(size_t n, uint8_t **bytes);
-/* Append a payload that is sent from where it stands.  release(owner) is called exactly once, on
- * any thread, after its last byte was used. */
+/* Append a payload that is sent from where it stands; again for the next piece.  release(owner) is
+ * called exactly once, on any thread, after its last byte was used, whether sent or not; perhaps
+ * after the call's on_done or on_end.  On an error nothing was taken, and it is not called. */
 int transport_out_payload(struct transport_out *out, const void *data, size_t n,
                           void (*release)(void *owner), void *owner);
 void transport_out_free(struct transport_out *out); /* unsent; NULL is fine */
@@ -94,9 +96,11 @@ struct transport_call; /* a call on the server's side; reference-counted */
 
 enum transport_kind { TRANSPORT_UNARY, TRANSPORT_SERVER_STREAM };
 
-/* What the owner of a server call is told.  Any may be NULL. */
+/* What the owner of a server call is told.  Any may be NULL.  Called one at a time for a call, on
+ * its completion-queue thread, and never from inside a function that the owner calls. */
 struct transport_call_events {
-    /* Cancelled, deadline passed, or the connection is gone.  At most once, never after finish. */
+    /* Cancelled, deadline passed, or the connection is gone.  At most once, never after finish (but
+     * one that is on its way when another thread calls finish still arrives). */
     void (*on_cancel)(void *user, struct transport_call *call);
     /* A message left the send queue: there is room. */
     void (*on_sent)(void *user, struct transport_call *call);
@@ -106,7 +110,8 @@ struct transport_call_events {
 };
 
 /* A new call with its one request.  The handler owns a reference to the call and must, now or later
- * and on any thread, finish it and unref it.  The request is borrowed: ref it to keep it. */
+ * and on any thread, finish it and unref it.  The request is borrowed: ref it to keep it.  A call
+ * whose last owner unrefs it unfinished ends INTERNAL. */
 typedef void transport_handler_fn(void *user, struct transport_call *call,
                                   struct transport_message *request);
 
@@ -123,13 +128,14 @@ struct transport_server_config {
     size_t n_methods;
     const char *const *services; /* names that grpc.health.v1 knows, beside ""; NULL-terminated */
     uint32_t max_message_bytes;  /* received; 0: TRANSPORT_MIN_MESSAGE_BYTES */
-    uint32_t max_calls;          /* open at once; past it RESOURCE_EXHAUSTED */
+    uint32_t max_calls;          /* open at once; past it RESOURCE_EXHAUSTED; 0: 256 */
     uint32_t call_queue_bytes;   /* each call's send queue; 0: 8 MiB */
     uint32_t n_threads;          /* completion-queue threads; 0: 1 */
 };
 
 /* Starts NOT_SERVING.  A port in use is TRANSPORT_ERR_ADDRESS with a message that names it.
- * error: at least TRANSPORT_DETAIL_BYTES, or NULL. */
+ * error: at least TRANSPORT_DETAIL_BYTES, or NULL; set whenever an error is returned.  Methods and
+ * services are copied. */
 int transport_server_open(const struct transport_server_config *config,
                           struct transport_server **out, char *error);
 /* The port that it listens on. */
@@ -139,21 +145,24 @@ void transport_server_set_serving(struct transport_server *s, bool serving);
 /* Calls now open, health watches not counted. */
 uint32_t transport_server_n_calls(const struct transport_server *s);
 /* Take no new calls, wait up to grace_ms for the open ones, cancel the rest, and free everything.
- * Calls' owners must still finish and unref theirs; close waits for that. */
+ * Calls' owners must still finish and unref theirs; close waits for that.  Not from a handler. */
 void transport_server_close(struct transport_server *s, uint32_t grace_ms);
 
 /* Set who is told; only inside the handler. */
 void transport_call_set_events(struct transport_call *c, const struct transport_call_events *events,
                                void *user);
 /* Queue a message.  TRANSPORT_ERR_FULL: the queue would pass its limit (a single message always
- * fits an empty queue); TRANSPORT_ERR_CLOSED: cancelled or finished.  `out` is gone in any case. */
+ * fits an empty queue); TRANSPORT_ERR_CLOSED: cancelled or finished; TRANSPORT_ERR_INVALID: a
+ * second reply to a unary call.  `out` is gone in any case.  A unary call's reply goes out with its
+ * finish, so a finish must follow. */
 int transport_call_send(struct transport_call *c, struct transport_out *out);
 /* Bytes that wait in the queue, those being written included. */
 size_t transport_call_queued(const struct transport_call *c);
 /* End the call with a status once all queued messages are out.  details is UTF-8 or NULL.  The
  * second finish of a call does nothing. */
 void transport_call_finish(struct transport_call *c, int code, const char *details);
-/* Drop what is queued and end the call with a status at once. */
+/* Drop what is queued and end the call with a status, not TRANSPORT_OK, at once: after a finish,
+ * too, as long as its status waits behind messages. */
 void transport_call_abort(struct transport_call *c, int code, const char *details);
 bool transport_call_cancelled(const struct transport_call *c);
 /* CLOCK_MONOTONIC nanoseconds; INT64_MAX: none. */
@@ -175,9 +184,12 @@ struct transport_channel_config {
     uint32_t max_message_bytes; /* received; 0: TRANSPORT_MIN_MESSAGE_BYTES */
 };
 
+/* Connects with the first call.  TRANSPORT_ERR_ADDRESS: not of that form.  A name that cannot be
+ * resolved, or a machine that does not answer, is seen by the calls, as UNAVAILABLE. */
 int transport_channel_open(const struct transport_channel_config *config,
                            struct transport_channel **out, char *error);
-/* Cancels its open requests and waits for them to end. */
+/* Cancels its open requests and waits for them to end.  Requests may be unref'd later.  Not from an
+ * event. */
 void transport_channel_close(struct transport_channel *ch);
 
 struct transport_request_events {
@@ -190,7 +202,9 @@ struct transport_request_events {
 
 /* Start a call with its one request message (given away).  deadline_ms from now, > 0.  The first
  * message is asked for by itself.  wait_for_ready: wait for a connection until the deadline instead
- * of failing at once.  On an error no event comes. *out holds a reference for the caller. */
+ * of failing at once.  On an error no event comes.  *out holds a reference for the caller and is
+ * set before the first event.  Events come one at a time, on the channel's completion-queue thread.
+ */
 int transport_request_start(struct transport_channel *ch, const char *path,
                             struct transport_out *message, int64_t deadline_ms, bool wait_for_ready,
                             const struct transport_request_events *events, void *user,
@@ -206,7 +220,8 @@ void transport_request_unref(struct transport_request *r); /* NULL is fine */
 int transport_unary(struct transport_channel *ch, const char *path, struct transport_out *message,
                     int64_t deadline_ms, bool wait_for_ready, struct transport_message **reply,
                     char *details);
-/* grpc.health.v1 of `service` ("" for all), waiting.  1 serving, 0 not, negative: no answer. */
+/* grpc.health.v1 of `service` ("" for all), waiting.  1 serving, 0 not, negative: no answer, minus
+ * the status code. */
 int transport_health(struct transport_channel *ch, const char *service, int64_t deadline_ms);
 
 #endif
