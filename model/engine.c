@@ -31,6 +31,9 @@ static int check_config(const struct engine_config *c, struct kv_why *why)
     if (g->precision != KV_F32 && g->precision != KV_F16)
         return kv_fail(why, MODEL_ERR_UNSUPPORTED, "KV precision %s: this build has f32 and f16",
                        kv_precision_name(g->precision));
+    if (!engine_embed_has_type(c->model->token_embd.type))
+        return kv_fail(why, MODEL_ERR_UNSUPPORTED, "token_embd.weight of type %s",
+                       gguf_type_name(c->model->token_embd.type));
     return 0;
 }
 

@@ -142,6 +142,8 @@ void engine_attn_merge(struct engine *e, uint32_t t);
 
 /* ---- engine_rows.c ---- */
 
+/* Whether engine_embed() reads tables of this type. */
+bool engine_embed_has_type(enum gguf_type type);
 /* Row `row` of the table widened to float [n_cols]: exact but for the one rounding of d * q + m. */
 void engine_embed(const struct model_table *table, uint32_t row, float *out);
 /* Angle per position of every pair: [rope_dims / 2]. */

@@ -1,7 +1,6 @@
 #include "model/engine_internal.h"
 #include "model/kern_matrix.h"
 
-#include <assert.h>
 #include <math.h>
 
 static void embed_f32(const unsigned char *p, uint32_t n, float *out)
@@ -54,32 +53,36 @@ static void embed_q8_0(const unsigned char *p, uint32_t n, float *out)
     }
 }
 
+typedef void embed_function(const unsigned char *p, uint32_t n, float *out);
+
+static embed_function *embed_of(enum gguf_type type)
+{
+    switch (type) {
+    case GGUF_F32:
+        return embed_f32;
+    case GGUF_F16:
+        return embed_f16;
+    case GGUF_BF16:
+        return embed_bf16;
+    case GGUF_Q4_0:
+        return embed_q4_0;
+    case GGUF_Q4_1:
+        return embed_q4_1;
+    case GGUF_Q8_0:
+        return embed_q8_0;
+    default:
+        return NULL;
+    }
+}
+
+bool engine_embed_has_type(enum gguf_type type)
+{
+    return embed_of(type) != NULL;
+}
+
 void engine_embed(const struct model_table *table, uint32_t row, float *out)
 {
-    const unsigned char *p = table->data + (size_t)row * table->row_bytes;
-
-    switch (table->type) {
-    case GGUF_F32:
-        embed_f32(p, table->n_cols, out);
-        return;
-    case GGUF_F16:
-        embed_f16(p, table->n_cols, out);
-        return;
-    case GGUF_BF16:
-        embed_bf16(p, table->n_cols, out);
-        return;
-    case GGUF_Q4_0:
-        embed_q4_0(p, table->n_cols, out);
-        return;
-    case GGUF_Q4_1:
-        embed_q4_1(p, table->n_cols, out);
-        return;
-    case GGUF_Q8_0:
-        embed_q8_0(p, table->n_cols, out);
-        return;
-    default:
-        assert(!"engine_open() refuses other types");
-    }
+    embed_of(table->type)(table->data + (size_t)row * table->row_bytes, table->n_cols, out);
 }
 
 void engine_rope_frequencies(const struct model *m, double *freq)

@@ -15,7 +15,7 @@
 
 const struct kernels kern_plain = {.name = "plain", MATRIX_OF(plain), KERN_ROWS_MEMBERS(plain)};
 #if defined(__x86_64__)
-const struct kernels kern_avx512 = {.name = "avx512", MATRIX_OF(avx512), KERN_ROWS_MEMBERS(plain)};
+const struct kernels kern_avx512 = {.name = "avx512", MATRIX_OF(avx512), KERN_ROWS_MEMBERS(avx512)};
 #endif
 
 /* Fastest first. */
