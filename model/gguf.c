@@ -9,6 +9,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -19,18 +20,28 @@
 struct cursor {
     const unsigned char *base;
     size_t pos;
-    size_t end; /* of the file, or of what metadata may take */
-    bool cut;   /* end is the bound, not the file's */
+    size_t end;            /* of the file, or of what metadata may take */
+    bool cut;              /* end is the bound, not the file's */
+    struct gguf_string of; /* the key or tensor that is read, for messages */
     struct kv_why *why;
 };
 
+/* "general.name: value at byte 100: ..." */
+static int cursor_fail(const struct cursor *c, const char *what, size_t at, const char *text)
+{
+    return kv_fail(c->why, MODEL_ERR_FORMAT, "%.*s%s%s at byte %zu: %s", (int)c->of.len, c->of.data,
+                   c->of.len > 0 ? ": " : "", what, at, text);
+}
+
 static int cursor_short(const struct cursor *c, const char *what)
 {
+    char text[64];
+
     if (c->cut)
-        return kv_fail(c->why, MODEL_ERR_FORMAT, "%s at byte %zu: metadata is over %d bytes", what,
-                       c->pos, GGUF_MAX_META_BYTES);
-    return kv_fail(c->why, MODEL_ERR_FORMAT, "%s at byte %zu: the file ends at byte %zu", what,
-                   c->pos, c->end);
+        snprintf(text, sizeof(text), "metadata is over %d bytes", GGUF_MAX_META_BYTES);
+    else
+        snprintf(text, sizeof(text), "the file ends at byte %zu", c->end);
+    return cursor_fail(c, what, c->pos, text);
 }
 
 static size_t cursor_left(const struct cursor *c)
@@ -66,11 +77,13 @@ static int cursor_string(struct cursor *c, struct gguf_string *out, const char *
     if (rc < 0)
         return rc;
     if (len > cursor_left(c)) {
+        char text[80];
+
         if (c->cut)
             return cursor_short(c, what);
-        return kv_fail(c->why, MODEL_ERR_FORMAT,
-                       "%s at byte %zu: length %llu, but %zu bytes are left", what, at,
-                       (unsigned long long)len, cursor_left(c));
+        snprintf(text, sizeof(text), "length %llu, but %zu bytes are left", (unsigned long long)len,
+                 cursor_left(c));
+        return cursor_fail(c, what, at, text);
     }
     out->data = (const char *)c->base + c->pos;
     out->len = (size_t)len;
@@ -84,6 +97,7 @@ static int cursor_name(struct cursor *c, size_t max, struct gguf_string *out, co
     size_t at = c->pos, i;
     int rc;
 
+    c->of = (struct gguf_string){.data = "", .len = 0};
     rc = cursor_string(c, out, what);
     if (rc < 0)
         return rc;
@@ -96,6 +110,7 @@ static int cursor_name(struct cursor *c, size_t max, struct gguf_string *out, co
                            "%s at byte %zu: byte 0x%02x at %zu is not a printable character", what,
                            at, (unsigned char)out->data[i], i);
     }
+    c->of = *out;
     return 0;
 }
 
@@ -394,6 +409,17 @@ static int align_up(uint64_t value, uint64_t alignment, uint64_t *out)
     return 0;
 }
 
+/* Past the last tensor there is padding at most.  More of it means that something was not read: a
+ * tensor, say, of a count that is too small, and then all the others would stand wrong as well. */
+static int check_end(const struct gguf *g, uint64_t padded_end, struct kv_why *why)
+{
+    if (g->size <= padded_end)
+        return 0;
+    return kv_fail(why, MODEL_ERR_FORMAT,
+                   "n_tensors is %llu, but %llu bytes of the file are after the last tensor",
+                   (unsigned long long)g->n_tensors, (unsigned long long)(g->size - padded_end));
+}
+
 /* Give every tensor its bytes.  offsets are the file's; data must follow data without a gap. */
 static int place_tensors(struct gguf *g, const uint64_t *offsets, struct kv_why *why)
 {
@@ -420,7 +446,7 @@ static int place_tensors(struct gguf *g, const uint64_t *offsets, struct kv_why 
             return kv_fail(why, MODEL_ERR_FORMAT, "tensor %.*s: end is over 64 bits",
                            (int)t->name.len, t->name.data);
     }
-    return 0;
+    return check_end(g, data + expected, why);
 }
 
 /* ---- The walk ---- */
@@ -567,7 +593,7 @@ out:
 
 static int walk(struct gguf *g, struct kv_why *why)
 {
-    struct cursor c = {.base = g->base, .end = g->size, .why = why};
+    struct cursor c = {.base = g->base, .end = g->size, .of = {.data = ""}, .why = why};
     int rc;
 
     if (c.end > GGUF_MAX_META_BYTES) {
