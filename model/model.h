@@ -289,14 +289,17 @@ enum {
     CHAT_SPECIAL = 1,  /* markers inside message content become control tokens */
     CHAT_GENERATE = 2, /* end with the opening of an assistant message */
     CHAT_CONTINUE = 4, /* messages follow an assistant turn in `out`: close it first where it is
-                          open (no end token yet), and add no default system message */
+                          open (no end token yet), and add no default system message.  Only the
+                          last id of `out` is looked at; MODEL_ERR_INVALID where there is none */
 };
 
 /* Append the ids of a conversation.  Text inside a message never becomes a control token unless
- * CHAT_SPECIAL.  MODEL_ERR_INVALID names an unknown role. */
+ * CHAT_SPECIAL.  No begin token is added: a template that wants one has it.  MODEL_ERR_INVALID
+ * names an unknown role, MODEL_ERR_UTF8 the message and the offset; `out` is then unchanged. */
 int chat_encode(const struct chat *c, const struct chat_message *messages, size_t n, unsigned flags,
                 struct token_list *out, size_t *n_dropped, struct kv_why *why);
-/* The text that the template renders; the caller frees *out. */
+/* The text that the template renders; the caller frees *out.  With CHAT_CONTINUE the text of the
+ * messages alone, without what closes the turn before them. */
 int chat_render(const struct chat *c, const struct chat_message *messages, size_t n, unsigned flags,
                 char **out, size_t *len, struct kv_why *why);
 
