@@ -209,7 +209,7 @@ int kv_cache_match(struct kv_cache *cache, const struct kv_namespace *ns, const 
                    uint32_t n_ids, uint32_t reserve_to, float *logits, uint32_t n_logits,
                    struct kv_context **out, struct kv_match *match);
 
-/* The length that kv_cache_match() would find now; changes nothing, a hint only. */
+/* The length that kv_cache_match() without logits would find now; changes nothing, a hint only. */
 uint32_t kv_cache_peek(struct kv_cache *cache, const struct kv_namespace *ns, const uint32_t *ids,
                        uint32_t n_ids);
 
@@ -263,7 +263,9 @@ int kv_context_truncate(struct kv_context *ctx, uint32_t n);
  * NULL with 0; kept only where the entry's key is the whole context.  Returns 0 also where
  * bookkeeping has no room for the entry (nothing is entered then). */
 int kv_context_publish(struct kv_context *ctx, const float *logits, uint32_t n_logits);
-/* As publish, with the tail, and close: the pages move into the tree. */
+/* As publish, with the tail, and close: the pages move into the tree.  KV_ERR_BUSY and
+ * KV_ERR_INVALID leave the context open; in every other case it is closed, also where KV_ERR_NOMEM
+ * says that nothing was entered. */
 int kv_context_give_up(struct kv_context *ctx, const float *logits, uint32_t n_logits);
 
 /* Copy rows [first, first + n) position-major into dst, n * kv_position_bytes() bytes.  The range
@@ -299,7 +301,7 @@ struct kv_snapshot_header {
     uint32_t frame_positions; /* F; must be kv_frame_positions(&geometry) */
     uint32_t base;            /* first position that frames carry; 0: a full snapshot */
     uint8_t parent_id[KV_SNAPSHOT_ID_BYTES]; /* zero unless a delta on disk */
-    struct kv_digest base_digest;            /* D(base) */
+    struct kv_digest base_digest;            /* D(base); an encoder computes it */
     uint32_t n_bound;                        /* no position at or past this follows */
     const uint32_t *base_ids;                /* [base]; borrowed */
 };
@@ -330,10 +332,13 @@ void kv_encoder_header(struct kv_encoder *e, void *dst);
 uint32_t kv_encoder_next(const struct kv_encoder *e);
 uint32_t kv_encoder_frame_count(const struct kv_encoder *e, uint32_t n, bool flush);
 size_t kv_encoder_frame_bytes(const struct kv_encoder *e, uint32_t count);
-/* Gather `count` positions from ctx into the next frame record at dst. */
+/* Gather `count` positions from ctx into the next frame record at dst.  KV_ERR_INVALID: more than
+ * are committed or than the frame may take.  KV_ERR_MISMATCH: ctx has another geometry, namespace,
+ * or other ids below the base.  KV_ERR_ORDER: after a section or the seal. */
 int kv_encoder_frame(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count, void *dst);
 
 size_t kv_encoder_section_bytes(size_t len);
+/* After the last frame, each kind at most once and in rising order (else KV_ERR_ORDER). */
 int kv_encoder_section(struct kv_encoder *e, enum kv_section kind, const void *data, size_t len,
                        void *dst);
 size_t kv_encoder_seal_bytes(void);
@@ -352,11 +357,19 @@ struct kv_frame {
 };
 
 /* What the receiver expects; a header that says otherwise is KV_ERR_MISMATCH naming field and both
- * values.  expect->snapshot_id and parent_id are not compared; n_bound is the most it may declare.
- */
+ * values.  expect->snapshot_id and parent_id are not compared; n_bound is the most it may declare;
+ * frame_positions follows from the geometry and is not read; base_digest is read only where base is
+ * not 0 and base_ids is NULL. */
 int kv_decoder_open(const struct kv_snapshot_header *expect, struct kv_decoder **out);
 void kv_decoder_close(struct kv_decoder *d);
-/* Records come as pieces, in order, so that nothing is copied into one buffer first. */
+/* The header that came, its base_ids NULL; NULL before it. */
+const struct kv_snapshot_header *kv_decoder_snapshot(const struct kv_decoder *d);
+/* Positions that are verified so far, those below the base included: where the next frame begins.
+ */
+uint32_t kv_decoder_next(const struct kv_decoder *d);
+
+/* Records come as pieces, in order, so that nothing is copied into one buffer first.  One that is
+ * refused changes nothing: the decoder is where it was before. */
 int kv_decoder_header(struct kv_decoder *d, const struct iovec *src, size_t n_src,
                       struct kv_why *why);
 int kv_decoder_frame(struct kv_decoder *d, const struct iovec *src, size_t n_src,
@@ -366,6 +379,12 @@ int kv_decoder_section(struct kv_decoder *d, const struct iovec *src, size_t n_s
                        enum kv_section *kind, const void **data, size_t *len, struct kv_why *why);
 int kv_decoder_seal(struct kv_decoder *d, const struct iovec *src, size_t n_src,
                     struct kv_seal *out, struct kv_why *why);
+
+/* The bytes [offset, offset + len) of pieces, as pieces: for kv_context_scatter() of a frame's
+ * rows. dst has room for n_src; returns how many it takes, 0 where the range is empty or not there.
+ */
+size_t kv_pieces(const struct iovec *src, size_t n_src, size_t offset, size_t len,
+                 struct iovec *dst);
 
 /* CRC-32C (Castagnoli), as iSCSI uses it, continued from crc (0 to start). */
 uint32_t kv_crc32c(uint32_t crc, const void *data, size_t len);
