@@ -353,6 +353,9 @@ struct text_piece {
 int text_feed(struct text_stream *s, uint32_t id, struct text_piece *out);
 /* Nothing more comes: what was held back leaves. */
 int text_flush(struct text_stream *s, struct text_piece *out);
+/* The stop string that was completed, NUL-terminated, as long as the stream is open; "" while there
+ * is none. */
+const char *text_stopped_by(const struct text_stream *s);
 
 /* ---- Runtime: a model file opened for serving ---- */
 
