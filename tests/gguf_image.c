@@ -128,6 +128,19 @@ size_t image_find(const struct image *im, const char *name)
     ck_abort_msg("%s is not in the file", name);
 }
 
+size_t image_tensor(const struct image *im, const char *name)
+{
+    size_t at = image_find(im, name) + strlen(name);
+
+    return im->data + get(im->bytes + at + 4 + 8 * get(im->bytes + at, 4) + 4, 8);
+}
+
+void image_rename(struct image *im, const char *name, const char *to)
+{
+    ck_assert_uint_eq(strlen(name), strlen(to));
+    memcpy(im->bytes + image_find(im, name), to, strlen(to));
+}
+
 void image_put(struct image *im, size_t at, unsigned width, uint64_t value)
 {
     ck_assert_uint_le(at + width, im->len);

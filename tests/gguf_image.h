@@ -22,6 +22,10 @@ void image_release(struct image *im);
 
 /* Offset of the first byte of a key or tensor name in the metadata; its length stands 8 before. */
 size_t image_find(const struct image *im, const char *name);
+/* Offset of the first byte of a tensor's data. */
+size_t image_tensor(const struct image *im, const char *name);
+/* Give a key or a tensor another name of the same length. */
+void image_rename(struct image *im, const char *name, const char *to);
 /* Overwrite width bytes at a place with a little-endian value. */
 void image_put(struct image *im, size_t at, unsigned width, uint64_t value);
 /* Overwrite the value of a scalar key. */

@@ -6,6 +6,7 @@
  * watch).  Every allocation of the reader fails once. */
 #include "gguf_image.h"
 #include "model/gguf_internal.h"
+#include "vocab_file.h"
 
 #include <check.h>
 #include <fcntl.h>
@@ -496,13 +497,12 @@ END_TEST
 START_TEST(a_key_or_a_tensor_twice_is_refused_by_name)
 {
     struct image im = image_tiny("tiny-q4_1");
-    size_t at = image_find(&im, "tokenizer.ggml.bos_token_id");
 
-    memcpy(im.bytes + at, "tokenizer.ggml.eos_token_id", 27);
+    image_rename(&im, "tokenizer.ggml.bos_token_id", "tokenizer.ggml.eos_token_id");
     image_refused(&im, MODEL_ERR_FORMAT, "key tokenizer.ggml.eos_token_id is there twice");
     image_release(&im);
     im = image_tiny("tiny-q4_1");
-    memcpy(im.bytes + image_find(&im, TENSOR), "blk.2.attn_k.weight", 19);
+    image_rename(&im, TENSOR, "blk.2.attn_k.weight");
     image_refused(&im, MODEL_ERR_FORMAT, "tensor blk.2.attn_k.weight is there twice");
     image_release(&im);
 }
@@ -997,19 +997,14 @@ END_TEST
 
 START_TEST(files_of_other_programs_are_read)
 {
-    static const char *const patterns[] = {
-        BATON_SOURCE_DIR "/../shared/reference/tokenizer/*.gguf",
-        BATON_SOURCE_DIR "/../shared/reference/stories260K/*.gguf",
-    };
+    const char *name = "files_of_other_programs_are_read";
     glob_t found;
     size_t i;
 
-    if (glob(patterns[0], 0, NULL, &found) != 0 ||
-        glob(patterns[1], GLOB_APPEND, NULL, &found) != 0) {
-        printf("SKIP files_of_other_programs_are_read: no reference data beside the checkout\n");
-        globfree(&found);
+    if (skip_without(name, REFERENCE "tokenizer") || skip_without(name, REFERENCE "stories260K"))
         return;
-    }
+    ck_assert_int_eq(glob(REFERENCE "tokenizer/*.gguf", 0, NULL, &found), 0);
+    ck_assert_int_eq(glob(REFERENCE "stories260K/*.gguf", GLOB_APPEND, NULL, &found), 0);
     for (i = 0; i < found.gl_pathc; i++) {
         struct gguf *g = NULL;
         struct kv_why why = {""};
