@@ -372,6 +372,9 @@ static int fill_all(struct binder *b)
         if (rc < 0)
             return rc;
     }
+    /* A tied head that is read in place is the table itself. */
+    if (b->m->output.data == b->m->token_embd.data)
+        b->m->weight_bytes -= b->places[0].tensor->n_bytes;
     return check_rope_factors(b->m, b->why);
 }
 

@@ -109,6 +109,7 @@ START_TEST(a_model_has_every_tensor_in_its_place)
 {
     struct opened o = open_tiny("tiny-q4_1", "plain");
     const struct model *m = o.m;
+    size_t bytes = 0;
     uint32_t i;
 
     check_layers(m, GGUF_Q4_1);
@@ -116,6 +117,10 @@ START_TEST(a_model_has_every_tensor_in_its_place)
     ck_assert_uint_eq(m->token_embd.n_rows, 309);
     ck_assert_uint_eq(m->token_embd.row_bytes, 96 / 32 * 34);
     ck_assert_ptr_eq(m->token_embd.data, gguf_find_tensor(o.g, "token_embd.weight")->data);
+    ck_assert_ptr_eq(m->output.data, m->token_embd.data);
+    for (i = 0; i < gguf_n_tensors(o.g); i++)
+        bytes += gguf_tensor_at(o.g, i)->n_bytes;
+    ck_assert_uint_eq(model_weight_bytes(m), bytes);
     ck_assert_ptr_null(m->rope_factors);
     /* The plain set reads the file's bytes, so that each matrix shows which tensor it is. */
     for (i = 0; i < 3; i++) {
