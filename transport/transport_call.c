@@ -378,8 +378,7 @@ static void call_settle(struct transport_call *c)
     grpc_call_unref(call);
     if (c->events.on_done)
         c->events.on_done(c->user, c);
-    if (c->counted)
-        server_call_ended(s);
+    server_call_ended(s, c->counted);
     call_put(c);
 }
 
@@ -643,6 +642,7 @@ static void unknown_answered(struct transport_tag *tag, bool ok)
 
     (void)ok;
     unknown_free(u);
+    server_call_ended(s, false);
     server_call_freed(s);
 }
 

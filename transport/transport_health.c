@@ -127,7 +127,7 @@ static void push(struct watch *w)
     if (!w->pushing) {
         w->pushing = true;
         while (w->listed && (status = status_of(h, w->known)) != w->last &&
-               transport_call_queued(w->call) == 0) {
+               (h->stopped || transport_call_queued(w->call) == 0)) {
             w->last = status;
             call = transport_call_ref(w->call); /* listed, so it is there; soon it may not be */
             pthread_mutex_unlock(&h->lock);

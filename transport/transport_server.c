@@ -41,6 +41,7 @@ bool server_call_begins(struct transport_server *s, bool counted)
 
     pthread_mutex_lock(&s->lock);
     s->n_live++;
+    s->n_busy++;
     admitted = !counted || s->n_open < s->max_calls;
     if (counted && admitted)
         s->n_open++;
@@ -48,10 +49,12 @@ bool server_call_begins(struct transport_server *s, bool counted)
     return admitted;
 }
 
-void server_call_ended(struct transport_server *s)
+void server_call_ended(struct transport_server *s, bool counted)
 {
     pthread_mutex_lock(&s->lock);
-    s->n_open--;
+    s->n_busy--;
+    if (counted)
+        s->n_open--;
     pthread_cond_broadcast(&s->changed);
     pthread_mutex_unlock(&s->lock);
 }
@@ -98,7 +101,7 @@ static void on_shut_down(struct transport_tag *tag, bool ok)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_open_calls(struct transport_server *s, uint32_t grace_ms)
+static void wait_calls(struct transport_server *s, uint32_t grace_ms)
 {
     struct timespec until;
 
@@ -110,7 +113,7 @@ static void wait_open_calls(struct transport_server *s, uint32_t grace_ms)
         until.tv_nsec -= 1000000000;
     }
     pthread_mutex_lock(&s->lock);
-    while (s->n_open > 0)
+    while (s->n_busy > 0)
         if (pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT)
             break;
     pthread_mutex_unlock(&s->lock);
@@ -150,7 +153,7 @@ void transport_server_close(struct transport_server *s, uint32_t grace_ms)
     if (s->grpc && s->n_cqs > 0) {
         transport_cq_give(&s->shut_down);
         grpc_server_shutdown_and_notify(s->grpc, s->cqs[0].cq, &s->shut_down);
-        wait_open_calls(s, grace_ms);
+        wait_calls(s, grace_ms);
         grpc_server_cancel_all_calls(s->grpc);
         wait_all_gone(s);
     }

@@ -49,14 +49,16 @@ struct transport_server {
     pthread_cond_t changed;
     /* Guarded by lock. */
     uint32_t n_open; /* counted calls, from their handler to their on_done */
+    uint32_t n_busy; /* the same of all calls: health, refused and unknown ones, too */
     uint32_t n_live; /* calls whose memory, or gRPC call, is there yet */
     bool is_shut_down;
 };
 
-/* One more call is live.  Whether it may be served: false when it would be counted and the server
- * is full. */
+/* One more call.  Whether it may be served: false when it would be counted and the server is
+ * full. */
 bool server_call_begins(struct transport_server *s, bool counted);
-void server_call_ended(struct transport_server *s);
+/* Its tags are back; then, its memory is free. */
+void server_call_ended(struct transport_server *s, bool counted);
 void server_call_freed(struct transport_server *s);
 
 /* Ask gRPC for a next call.  TRANSPORT_ERR_NOMEM, TRANSPORT_ERR_CLOSED. */
