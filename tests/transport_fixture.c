@@ -149,6 +149,8 @@ static void accept_call(struct transport_call *call, struct transport_message *r
     tally.accepted++;
     snprintf(tally.peer, sizeof(tally.peer), "%s", transport_call_peer(call));
     snprintf(tally.metadata, sizeof(tally.metadata), "%s", value ? value : "(none)");
+    if (tally.accepted == 1)
+        memcpy(tally.first_metadata, tally.metadata, sizeof(tally.metadata));
     tally.n_request = transport_message_bytes(request);
     memcpy(tally.request, bytes,
            tally.n_request < sizeof(tally.request) ? tally.n_request : sizeof(tally.request));

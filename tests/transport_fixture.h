@@ -17,7 +17,7 @@ struct tally {
     pthread_cond_t changed;
     int accepted, cancelled, sent, done, released;
     struct transport_call *held; /* /t.T/Hold keeps the last call, with a reference, here */
-    char peer[128], metadata[128], request[64];
+    char peer[128], metadata[128], first_metadata[128], request[64]; /* metadata: x-test */
     size_t n_request;
     int64_t deadline_ns;
 };
