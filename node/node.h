@@ -13,9 +13,10 @@
 /* ---- Exit codes of all programs ---- */
 enum node_exit {
     NODE_EXIT_OK = 0,
-    NODE_EXIT_FAILED = 1,      /* the work could not be done; the message says why */
-    NODE_EXIT_USAGE = 2,       /* the command line is wrong */
-    NODE_EXIT_UNAVAILABLE = 3, /* a peer cannot be reached, or a port is in use */
+    NODE_EXIT_FAILED = 1,        /* the work could not be done; the message says why */
+    NODE_EXIT_USAGE = 2,         /* the command line is wrong */
+    NODE_EXIT_UNAVAILABLE = 3,   /* a peer cannot be reached, or a port is in use */
+    NODE_EXIT_INTERRUPTED = 130, /* by Ctrl-C or SIGTERM, as shells say it */
 };
 
 /* ---- Log: one line an event, `time level event key=value ...`, to stderr ---- */
@@ -72,7 +73,7 @@ struct node_option {
     const char *name; /* long name without dashes */
     char letter;      /* or 0 */
     enum node_option_type type;
-    void *value;          /* where it goes; holds the default before */
+    void *value;          /* where it goes; holds the default before; a number below min: none */
     const char *argument; /* "FILE", for --help */
     const char *help;
     double min, max;            /* numbers; max 0: as large as the type goes (floats: both 0) */

@@ -72,31 +72,48 @@ static void print_value(char *buf, size_t n, const struct node_option *o)
 
 /* ---- --help ---- */
 
-/* Words of s between column `left` and HELP_WIDTH; the cursor stands at column `at`. */
-static void print_wrapped(const char *s, size_t left, size_t at)
+/* Words of s between column `left` and HELP_WIDTH, where the cursor stands at `left`.  Spaces at
+ * the beginning of a line stay. */
+static void print_wrapped(const char *s, size_t left)
 {
-    while (*s != '\0') {
-        size_t n = strcspn(s, " \n");
+    size_t at = left;
+    bool fresh = true;
 
-        if (at > left && at + 1 + n > HELP_WIDTH) {
+    while (*s != '\0') {
+        size_t spaces = strspn(s, " "), n = strcspn(s + spaces, " \n");
+
+        if (!fresh && at + spaces + n > HELP_WIDTH) {
             printf("\n%*s", (int)left, "");
             at = left;
-        } else if (at > left) {
-            putchar(' ');
-            at++;
+            spaces = 0;
         }
-        printf("%.*s", (int)n, s);
-        at += n;
-        s += n;
-        if (*s == '\n') {
+        printf("%*s%.*s", (int)spaces, "", (int)n, s + strspn(s, " "));
+        at += spaces + n;
+        s += strspn(s, " ") + n;
+        fresh = *s == '\n';
+        if (fresh) {
             printf("\n%*s", (int)left, "");
             at = left;
             s++;
-        } else {
-            s += strspn(s, " ");
         }
     }
     putchar('\n');
+}
+
+/* A value out of the option's own range stands for "not given". */
+static bool is_given(const struct node_option *o)
+{
+    switch (o->type) {
+    case NODE_OPT_FLAG:
+        return false;
+    case NODE_OPT_U32:
+        return (double)*(const uint32_t *)o->value >= o->min;
+    case NODE_OPT_U64:
+    case NODE_OPT_BYTES:
+        return (double)*(const uint64_t *)o->value >= o->min;
+    default:
+        return true;
+    }
 }
 
 static void print_option(const struct node_option *o)
@@ -121,11 +138,11 @@ static void print_option(const struct node_option *o)
             used += (size_t)snprintf(help + used, sizeof(help) - used, "%s%s", i > 0 ? ", " : ": ",
                                      o->choices[i]);
     }
-    if (o->type != NODE_OPT_FLAG)
+    if (is_given(o))
         print_value(value, sizeof(value), o);
     if (value[0] != '\0' && used < sizeof(help))
         snprintf(help + used, sizeof(help) - used, " (default %s)", value);
-    print_wrapped(help, HELP_COLUMN, HELP_COLUMN);
+    print_wrapped(help, HELP_COLUMN);
 }
 
 static void print_help(const struct node_option *options, size_t n_options, const char *usage,
@@ -133,7 +150,7 @@ static void print_help(const struct node_option *options, size_t n_options, cons
 {
     printf("usage: %s\n\n", usage);
     if (text != NULL && text[0] != '\0') {
-        print_wrapped(text, 0, 0);
+        print_wrapped(text, 0);
         putchar('\n');
     }
     printf("Options:\n");

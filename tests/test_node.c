@@ -126,7 +126,7 @@ END_TEST
 
 static const char *const fruits[] = {"apple", "pear", NULL};
 static bool flag;
-static uint32_t threads;
+static uint32_t threads, limit; /* limit 0: none */
 static uint64_t memory, seed;
 static float heat;
 static const char *name, *address, *fruit;
@@ -148,6 +148,12 @@ static const struct node_option table[] = {
      .argument = "BYTES",
      .help = "memory to take",
      .min = 1024},
+    {.name = "limit",
+     .type = NODE_OPT_U32,
+     .value = &limit,
+     .argument = "N",
+     .help = "a limit",
+     .min = 1},
     {.name = "seed", .type = NODE_OPT_U64, .value = &seed, .argument = "N", .help = "a seed"},
     {.name = "heat",
      .type = NODE_OPT_FLOAT,
@@ -203,7 +209,8 @@ static int parse(const char *const *args)
     parse_argv[argc] = NULL;
     set_defaults();
     return node_options_parse(argc, parse_argv, table, sizeof(table) / sizeof(table[0]),
-                              "tool run [option...] TEXT", "Does what a tool does.", &first, &done);
+                              "tool run [option...] TEXT", "Does what a tool does.\n  as it does",
+                              &first, &done);
 }
 #define PARSE(...) parse((const char *const[]){__VA_ARGS__, NULL})
 
@@ -299,10 +306,12 @@ START_TEST(help_shows_every_option_with_its_default)
     text = catch_end();
     ck_assert_int_eq(rc, NODE_EXIT_OK);
     ck_assert(done);
-    assert_contains(text, "usage: tool run [option...] TEXT\n\nDoes what a tool does.\n");
+    assert_contains(text,
+                    "usage: tool run [option...] TEXT\n\nDoes what a tool does.\n  as it does\n\n");
     assert_contains(text, "  -v, --verbose             say more\n");
     assert_contains(text, "  -t, --threads N           compute threads (default 2)\n");
     assert_contains(text, "      --memory BYTES        memory to take (default 512M)\n");
+    assert_contains(text, "      --limit N             a limit\n");
     assert_contains(text, "      --heat X              how hot (default 0.5)\n");
     assert_contains(text, "      --name S              a name\n");
     assert_contains(text, "      --fruit F             a fruit: apple, pear (default apple)\n");
@@ -335,7 +344,7 @@ START_TEST(options_are_logged_as_they_stand)
     catch_start(STDERR_FILENO);
     node_options_log(table, sizeof(table) / sizeof(table[0]));
     text = catch_end();
-    assert_contains(text, " info options verbose=no threads=9 memory=512M seed=0 heat=0.5 "
+    assert_contains(text, " info options verbose=no threads=9 memory=512M limit=0 seed=0 heat=0.5 "
                           "name=\"a b\" listen=localhost:0 fruit=apple stop=x,y\n");
     free(text);
 }

@@ -1,0 +1,65 @@
+/* cli: the `baton` program.  Private to it: what its commands share. */
+#ifndef CLI_H
+#define CLI_H
+
+#include "node/node.h"
+#include "proto/proto.h"
+#include "transport/transport.h"
+
+#include <cjson/cJSON.h>
+
+/* Each command is main's argv from its own name on, and returns an exit code. */
+int cli_generate(int argc, char **argv);
+int cli_tokenize(int argc, char **argv);
+int cli_model(int argc, char **argv);
+int cli_status(int argc, char **argv);
+
+/* Say on stderr, in one line after "baton: ". */
+void cli_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* The same for a call that ended with this status; returns the exit code for it. */
+int cli_say_status(int code, const char *details);
+/* False, and says so: there must be exactly one argument, `what`. */
+bool cli_one_argument(int argc, int first, const char *command, const char *what);
+
+/* ---- Input ---- */
+
+enum {
+    CLI_MAX_TEXT_BYTES = 64 * 1024 * 1024,
+    CLI_MAX_IDS = 16 * 1024 * 1024,
+};
+
+/* The argument, or all of stdin where it is "-".  The caller frees *text, which ends in a NUL that
+ * *len does not count.  0, or an exit code, said. */
+int cli_read_text(const char *arg, char **text, size_t *len);
+/* Token ids, with commas or white space between them.  The caller frees *ids.  0, or an exit code,
+ * said. */
+int cli_parse_ids(const char *text, uint32_t **ids, size_t *n);
+
+/* ---- A server-streaming call, read in the caller's own time ---- */
+
+struct cli_call;
+
+/* Connect to target and start the call.  `request` is given away.  0, or an exit code, said. */
+int cli_call_open(struct cli_call **out, const char *target, const char *path,
+                  struct transport_out *request, int64_t deadline_ms);
+/* The next message (the caller's reference), or NULL: the call is over. */
+struct transport_message *cli_call_next(struct cli_call *c);
+/* From any thread; the call then ends CANCELLED, unless it has ended already. */
+void cli_call_cancel(struct cli_call *c);
+/* Once it is over: its status and, in *details, a string that lives as long as the call. */
+int cli_call_status(const struct cli_call *c, const char **details);
+/* Cancels it where it is not over. */
+void cli_call_close(struct cli_call *c);
+
+/* ---- Reports ---- */
+
+/* What a reply holds, as one JSON object; NULL: no memory. */
+cJSON *cli_json_reply(const Baton__V1__GenerateReply *reply);
+/* Print and free an object as one line on stdout, now.  False: stdout is gone or no memory. */
+bool cli_json_line(cJSON *object);
+/* The table of --stats, on stderr. */
+void cli_print_stats(const Baton__V1__Started *started, const Baton__V1__Finished *finished);
+/* n bytes in hexadecimal; buf is 2 * n + 1. */
+const char *cli_hex(char *buf, const uint8_t *bytes, size_t n);
+
+#endif

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""A decode service without a model, for tests of its clients.
+
+    fake_decode.py STUBS PORT_FILE CANCELLED_FILE
+
+STUBS is the folder where protoc --python_out has put baton/v1.  The prompt says what happens:
+    request     the request comes back as JSON, in one delta
+    words       started, three deltas, finished with every number different
+    broken      a delta, then RESOURCE_EXHAUSTED
+    unfinished  a delta, then the end
+    flood       deltas without end; CANCELLED_FILE is written when the call is cancelled
+"""
+import os
+import sys
+import time
+from concurrent import futures
+
+sys.path.insert(0, sys.argv[1])
+import grpc
+from google.protobuf import json_format
+from baton.v1 import common_pb2, decode_pb2 as pb
+
+
+def delta(text, ids=(), **rest):
+    return pb.GenerateReply(delta=pb.Delta(text=text, ids=ids, **rest))
+
+
+def prompt_of(request):
+    kind = request.WhichOneof("prompt")
+    if kind == "text":
+        return request.text
+    if kind == "chat":
+        return request.chat.messages[-1].content
+    return "request"
+
+
+def finished():
+    usage = common_pb2.Usage(prompt_tokens=41, reused_tokens=10, prefill_reused_tokens=4, received_tokens=31,
+                             local_tokens=2, generated_tokens=5, dropped_bytes=3, frames=6, bytes=7_000_000_001)
+    timings = common_pb2.Timings(queue_ns=1_000_000, prefill_queue_ns=2_000_000, prefill_ns=27_000_000,
+                                 local_prefill_ns=0, exposed_transfer_ns=1_350_000, first_token_ns=40_000_000,
+                                 decode_ns=100_000_000)
+    return pb.GenerateReply(finished=pb.Finished(reason=pb.FINISH_STOP, usage=usage, timings=timings, stopped_by="###",
+                                                 fallback="a reason"))
+
+
+def note_cancelled():
+    with open(sys.argv[3], "w") as f:
+        f.write("cancelled\n")
+
+
+def generate(request, context):
+    prompt = prompt_of(request)
+    yield pb.GenerateReply(started=pb.Started(prompt_tokens=41, reused_tokens=10, dropped_bytes=3,
+                                              prefill="10.0.0.1:7101"))
+    if prompt == "request":
+        yield delta(json_format.MessageToJson(request))
+    elif prompt == "words":
+        yield delta("One ", [11, 12], logprobs=[-0.5, -0.25], logits_digests=[1, 2**64 - 1])
+        yield delta("", [13])
+        yield delta("zwei \u2603", [14, 15])
+    elif prompt == "broken":
+        yield delta("half", [1])
+        context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no KV pages: 3 of 9 free\x1b[2J")
+    elif prompt == "unfinished":
+        yield delta("half", [1])
+        return
+    elif prompt == "flood":
+        context.add_callback(note_cancelled)  # called when the call has ended
+        while context.is_active():
+            yield delta("more\n", [1])
+            time.sleep(0.01)
+        return
+    yield finished()
+
+
+def main():
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("baton.v1.Decode", {
+        "Generate": grpc.unary_stream_rpc_method_handler(
+            generate, request_deserializer=pb.GenerateRequest.FromString,
+            response_serializer=pb.GenerateReply.SerializeToString)}),))
+    port = server.add_insecure_port("127.0.0.1:0")
+    server.start()
+    with open(sys.argv[2] + ".new", "w") as f:
+        f.write(f"{port}\n")
+    os.rename(sys.argv[2] + ".new", sys.argv[2])
+    server.wait_for_termination()
+
+
+main()
