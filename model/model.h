@@ -128,8 +128,9 @@ int gguf_get_string(const struct gguf *g, const char *key, struct gguf_string *o
 /* The array under key with items of item_type. */
 int gguf_get_array(const struct gguf *g, const char *key, enum gguf_value_type item_type,
                    const struct gguf_kv **out, struct kv_why *why);
-/* Item i of a string array of g; empty past its end.  gguf_open() has indexed every string array, so
- * this is O(1).  The numeric ones are 0 past the end or on another item type; i32 also reads u32. */
+/* Item i of a string array of g; empty past its end.  gguf_open() has indexed every string array,
+ * so this is O(1).  The numeric ones are 0 past the end or on another item type; i32 also reads
+ * u32. */
 struct gguf_string gguf_array_string(const struct gguf *g, const struct gguf_kv *array, uint64_t i);
 float gguf_array_f32(const struct gguf_kv *array, uint64_t i);
 int32_t gguf_array_i32(const struct gguf_kv *array, uint64_t i);

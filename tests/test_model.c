@@ -285,6 +285,65 @@ START_TEST(the_default_model_is_what_its_card_says)
 }
 END_TEST
 
+/* Greedy tokens behind 5 70 100 200 300, by an independent forward pass in float64 (numpy, weights
+ * read by the gguf package), and the first token's logit.  The second model has linear rope
+ * scaling, rope factors, heads wider than n_embd / n_heads and a head of its own: a matrix, a
+ * factor or a scale in the wrong place gives other tokens. */
+static const struct {
+    const char *model;
+    float logit;
+    uint32_t ids[12];
+} golden[] = {
+    {"tiny-f32", 14.9373f, {147, 107, 160, 183, 4, 293, 61, 37, 173, 192, 99, 245}},
+    {"tiny-spm-f32", 10.88524f, {271, 130, 88, 207, 271, 134, 255, 294, 252, 239, 195, 43}},
+};
+
+static uint32_t greatest(const float *x, uint32_t n)
+{
+    uint32_t best = 0, i;
+
+    for (i = 1; i < n; i++) {
+        if (x[i] > x[best])
+            best = i;
+    }
+    return best;
+}
+
+START_TEST(bound_weights_draw_the_tokens_of_an_independent_forward_pass)
+{
+    struct opened o = open_tiny(golden[_i].model, NULL);
+    struct kv_cache_config cache = {.n_pages = 4};
+    struct engine_config config = {.model = o.m, .n_threads = 1, .max_rows = 8, .max_items = 1};
+    struct kv_namespace ns = {0};
+    struct engine *e = NULL;
+    uint32_t n_vocab = model_params(o.m)->n_vocab, ids[5] = {5, 70, 100, 200, 300};
+    float *logits = malloc(n_vocab * sizeof(*logits));
+    struct engine_item item = {.ids = ids, .n_ids = 5, .logits = logits};
+    size_t i;
+
+    ck_assert_ptr_nonnull(logits);
+    model_geometry(o.m, KV_F32, &cache.geometry);
+    ck_assert_int_eq(kv_cache_open(&cache, &config.cache, NULL), 0);
+    ck_assert_int_eq(engine_open(&config, &e, NULL), 0);
+    ck_assert_int_eq(kv_context_open(config.cache, &ns, &item.ctx), 0);
+    ck_assert_int_eq(kv_context_reserve(item.ctx, 17), 0);
+    for (i = 0; i < 12; i++) {
+        ck_assert_int_eq(engine_step(e, &item, 1), 0);
+        ck_assert_msg(item.rc == 0, "%s", item.why.text);
+        ids[0] = greatest(logits, n_vocab);
+        item.n_ids = 1;
+        ck_assert_uint_eq(ids[0], golden[_i].ids[i]);
+        if (i == 0)
+            ck_assert_float_eq_tol(logits[ids[0]], golden[_i].logit, 1e-3f);
+    }
+    kv_context_close(item.ctx);
+    engine_close(e);
+    kv_cache_close(config.cache);
+    free(logits);
+    close_model(&o);
+}
+END_TEST
+
 /* ---- Refusals ---- */
 
 /* The file opens, the model does not. */
@@ -834,6 +893,8 @@ static Suite *model_suite(void)
     tcase_add_test(good, weights_are_aligned_whatever_the_file_says);
     tcase_add_test(good, an_unknown_kernel_set_is_refused_by_name);
     tcase_add_test(good, what_may_be_missing_has_its_default);
+    tcase_add_loop_test(good, bound_weights_draw_the_tokens_of_an_independent_forward_pass, 0,
+                        (int)(sizeof(golden) / sizeof(golden[0])));
     tcase_add_test(good, the_default_model_is_what_its_card_says);
     suite_add_tcase(s, good);
 
