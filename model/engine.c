@@ -151,6 +151,17 @@ static void carve_all(struct engine *e)
     }
 }
 
+static void fill_rope_table(struct engine *e)
+{
+    const uint32_t rope_dims = e->model->params.rope_dims;
+    const unsigned mode = engine_float_enter();
+
+    engine_rope_frequencies(e->model, e->rope_freq);
+    for (uint32_t i = 0; i < e->n_rope_table; i++)
+        engine_rope_row(e->rope_freq, rope_dims / 2, i, e->rope_table + (size_t)i * rope_dims);
+    engine_float_leave(mode);
+}
+
 int engine_open(const struct engine_config *config, struct engine **out, struct kv_why *why)
 {
     struct engine *e = NULL;
@@ -181,10 +192,7 @@ int engine_open(const struct engine_config *config, struct engine **out, struct 
     memset(arena, 0, e->arena_bytes);
     carve_all(e);
     plan_layers(e);
-    engine_rope_frequencies(e->model, e->rope_freq);
-    for (uint32_t i = 0; i < e->n_rope_table; i++)
-        engine_rope_row(e->rope_freq, e->model->params.rope_dims / 2, i,
-                        e->rope_table + (size_t)i * e->model->params.rope_dims);
+    fill_rope_table(e);
     rc = engine_pool_open(e->n_threads, &e->pool);
     if (rc < 0) {
         kv_fail(why, rc, "cannot start %u compute threads", e->n_threads);
