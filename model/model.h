@@ -341,16 +341,24 @@ struct text_stream;
 int text_open(const struct tokenizer *t, const char *const *stops, size_t n_stops,
               struct text_stream **out, struct kv_why *why);
 void text_close(struct text_stream *s);
+/* Say, before the first token is fed, what the last token of the prompt was: behind a control token
+ * the space prefix of SentencePiece is taken off.  Without it the text goes on from other text.
+ * MODEL_ERR_INVALID: no such token. */
+int text_follow(struct text_stream *s, uint32_t id);
 
 struct text_piece {
     const char *data; /* valid until the next call on the stream */
     size_t len;
-    uint32_t n_tokens; /* tokens whose text is all out with this piece, counted from the last one */
+    uint32_t n_tokens; /* tokens whose text is all out with this piece, counted from the last one;
+                          when stopped, those up to n_keep that were not yet counted */
     bool stopped;      /* a stop string was completed; nothing after it comes out */
     uint32_t n_keep;   /* when stopped: tokens of all fed so far that hold visible text (the last
                           visible token, and those before it) */
 };
 
+/* Control tokens have no text.  The stop string that is completed first counts, of several completed
+ * at once the longest.  After a stop every call gives an empty piece, stopped, with the same n_keep.
+ * MODEL_ERR_INVALID: no such token. */
 int text_feed(struct text_stream *s, uint32_t id, struct text_piece *out);
 /* Nothing more comes: what was held back leaves. */
 int text_flush(struct text_stream *s, struct text_piece *out);
