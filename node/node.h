@@ -89,9 +89,6 @@ struct node_option {
 int node_options_parse(int argc, char **argv, const struct node_option *options, size_t n_options,
                        const char *usage, const char *text, int *first, bool *done);
 
-/* Log all values as they stand, in one line: event `options`, `name=value ...`. */
-void node_options_log(const struct node_option *options, size_t n_options);
-
 /* ---- Bounded queue of pointers, any number of threads at each end ---- */
 
 struct node_queue {

@@ -31,16 +31,13 @@ static void print_bytes(char *buf, size_t n, uint64_t v)
     snprintf(buf, n, "%llu%s", (unsigned long long)v, unit_names[unit]);
 }
 
-/* The current value; "" where there is none. */
+/* The value that stands for a missing option; "" where there is none. */
 static void print_value(char *buf, size_t n, const struct node_option *o)
 {
     const char *s;
 
     buf[0] = '\0';
     switch (o->type) {
-    case NODE_OPT_FLAG:
-        snprintf(buf, n, "%s", *(const bool *)o->value ? "yes" : "no");
-        break;
     case NODE_OPT_U32:
         snprintf(buf, n, "%u", *(const uint32_t *)o->value);
         break;
@@ -59,14 +56,9 @@ static void print_value(char *buf, size_t n, const struct node_option *o)
         s = *(const char *const *)o->value;
         snprintf(buf, n, "%s", s != NULL ? s : "");
         break;
+    case NODE_OPT_FLAG:
     case NODE_OPT_LIST:
-        for (size_t i = 0, used = 0; i < ((const struct node_strings *)o->value)->n; i++) {
-            used += (size_t)snprintf(buf + used, n - used, "%s%s", i > 0 ? "," : "",
-                                     ((const struct node_strings *)o->value)->items[i]);
-            if (used >= n)
-                break;
-        }
-        break;
+        break; /* both begin empty */
     }
 }
 
@@ -360,22 +352,4 @@ int node_options_parse(int argc, char **argv, const struct node_option *options,
     *first = optind;
     *done = false;
     return NODE_EXIT_OK;
-}
-
-void node_options_log(const struct node_option *options, size_t n_options)
-{
-    char line[2048], value[VALUE_BYTES], quoted[2 * VALUE_BYTES];
-    size_t used = 0;
-
-    line[0] = '\0';
-    for (size_t i = 0; i < n_options && used < sizeof(line); i++) {
-        const char *shown = value;
-
-        print_value(value, sizeof(value), &options[i]);
-        if (value[0] == '\0' || strpbrk(value, " \t\n\"\\=") != NULL)
-            shown = node_quote(quoted, sizeof(quoted), value);
-        used += (size_t)snprintf(line + used, sizeof(line) - used, "%s%s=%s", i > 0 ? " " : "",
-                                 options[i].name, shown);
-    }
-    node_log(NODE_INFO, "options", "%s", line);
 }

@@ -336,20 +336,6 @@ START_TEST(version_names_the_program)
 }
 END_TEST
 
-START_TEST(options_are_logged_as_they_stand)
-{
-    char *text;
-
-    ck_assert_int_eq(PARSE("-t", "9", "--name", "a b", "--stop", "x", "--stop", "y"), NODE_EXIT_OK);
-    catch_start(STDERR_FILENO);
-    node_options_log(table, sizeof(table) / sizeof(table[0]));
-    text = catch_end();
-    assert_contains(text, " info options verbose=no threads=9 memory=512M limit=0 seed=0 heat=0.5 "
-                          "name=\"a b\" listen=localhost:0 fruit=apple stop=x,y\n");
-    free(text);
-}
-END_TEST
-
 /* ---- Log ---- */
 
 /* Let the next second of the rate limit begin. */
@@ -657,7 +643,6 @@ static Suite *node_suite(void)
     tcase_add_test(tc, a_list_past_its_bound_is_refused);
     tcase_add_test(tc, help_shows_every_option_with_its_default);
     tcase_add_test(tc, version_names_the_program);
-    tcase_add_test(tc, options_are_logged_as_they_stand);
     suite_add_tcase(s, tc);
 
     tc = tcase_create("log");
