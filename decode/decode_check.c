@@ -227,6 +227,7 @@ static int check_length(struct decode_request *r, struct kv_why *why)
         return REFUSE(why, "prompt: %zu tokens leave no room in the context of %" PRIu32, r->ids.n,
                       n_ctx);
     r->n_prompt = (uint32_t)r->ids.n;
+    text_follow(r->text, r->ids.ids[r->ids.n - 1]);
     if (r->max_tokens > n_ctx - r->n_prompt)
         r->max_tokens = n_ctx - r->n_prompt;
     if (r->ids.cap >= r->ids.n + r->max_tokens)

@@ -44,11 +44,6 @@ struct sampler {
     float top, least;
 };
 
-uint64_t logits_digest(const float *logits, uint32_t n_vocab)
-{
-    return XXH3_64bits(logits, (size_t)n_vocab * sizeof *logits);
-}
-
 /* ---- Parameters ---- */
 
 void sampler_defaults(struct sampler_params *p)

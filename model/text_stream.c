@@ -86,11 +86,12 @@ static int add_stop(struct text_stream *s, const char *text, struct kv_why *why)
         return kv_fail(why, MODEL_ERR_INVALID, "stop[%zu] is not UTF-8 at byte %zu", s->n_stops,
                        utf8_valid_prefix(text, len));
     s->n_stops++; /* text_close() frees what there is of it */
-    stop->text = malloc(len);
+    stop->text = malloc(len + 1);
     stop->fall = malloc(len * sizeof *stop->fall);
     if (stop->text == NULL || stop->fall == NULL)
         return kv_fail(why, MODEL_ERR_NOMEM, "no memory for stop strings");
     memcpy(stop->text, text, len);
+    stop->text[len] = '\0';
     stop->len = (uint16_t)len;
     build_fall(stop);
     return 0;
@@ -373,4 +374,19 @@ int text_flush(struct text_stream *s, struct text_piece *out)
     close_marks(s, text_end(s));
     give_out(s, s->n_text, out);
     return 0;
+}
+
+const char *text_stopped_by(const struct text_stream *s)
+{
+    const char *text = "";
+    size_t i, best = 0;
+
+    /* Nothing is fed behind a stop, so only a stop leaves one matched in full. */
+    for (i = 0; i < s->n_stops; i++) {
+        if (s->stops[i].at == s->stops[i].len && s->stops[i].len > best) {
+            text = s->stops[i].text;
+            best = s->stops[i].len;
+        }
+    }
+    return text;
 }
