@@ -142,7 +142,6 @@ uint32_t kv_pool_short(const struct kv_pool *pool, uint32_t n)
 
 void kv_pool_reserve(struct kv_pool *pool, uint32_t group, uint32_t n)
 {
-    assert(kv_pool_over_quota(pool, group, n) == 0 || n == 0);
     assert(n <= kv_pool_unreserved(pool));
     pool->n_reserved += n;
     pool->groups[group].n_reserved += n;

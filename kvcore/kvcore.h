@@ -189,7 +189,7 @@ void kv_cache_stats(struct kv_cache *cache, struct kv_stats *out);
 uint32_t kv_cache_trim(struct kv_cache *cache, uint32_t n_pages);
 
 /* Stop mutators at one gate, walk everything, recompute every counter and check the tree's form.
- * 0, or KV_ERR_CHECK with what does not hold.  Contexts must not be inside a call. */
+ * 0, KV_ERR_CHECK with what does not hold, or KV_ERR_NOMEM.  Contexts must not be inside a call. */
 int kv_cache_check(struct kv_cache *cache, struct kv_why *why);
 
 /* ---- Match ---- */
