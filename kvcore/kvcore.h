@@ -185,7 +185,8 @@ struct kv_stats {
 
 void kv_cache_stats(struct kv_cache *cache, struct kv_stats *out);
 
-/* Free min(n_pages, evictable) pages, oldest entries first.  Returns how many. */
+/* Free min(n_pages, evictable) pages, oldest entries first, and return that number.  An entry that
+ * cannot be cut goes whole, so somewhat more may come free. */
 uint32_t kv_cache_trim(struct kv_cache *cache, uint32_t n_pages);
 
 /* Stop mutators at one gate, walk everything, recompute every counter and check the tree's form.

@@ -958,7 +958,7 @@ static uint32_t run(const struct setting *set, uint64_t seed, uint32_t n_steps, 
 }
 
 static uint64_t first_seed = 1;
-static uint32_t n_seeds = 6, steps = 1500;
+static uint32_t n_seeds = 4, steps = 1000;
 
 START_TEST(the_cache_does_what_the_model_does_and_arena_and_heap_agree)
 {
