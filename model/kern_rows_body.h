@@ -16,6 +16,11 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 48")
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define CONCAT3_(a, b, c) a##b##c
 #define CONCAT3(a, b, c) CONCAT3_(a, b, c)
