@@ -356,9 +356,9 @@ struct text_piece {
                           visible token, and those before it) */
 };
 
-/* Control tokens have no text.  The stop string that is completed first counts, of several completed
- * at once the longest.  After a stop every call gives an empty piece, stopped, with the same n_keep.
- * MODEL_ERR_INVALID: no such token. */
+/* Control tokens have no text.  The stop string that is completed first counts, of several
+ * completed at once the longest.  After a stop every call gives an empty piece, stopped, with the
+ * same n_keep. MODEL_ERR_INVALID: no such token. */
 int text_feed(struct text_stream *s, uint32_t id, struct text_piece *out);
 /* Nothing more comes: what was held back leaves. */
 int text_flush(struct text_stream *s, struct text_piece *out);
