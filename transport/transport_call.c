@@ -298,15 +298,6 @@ static void on_accepted(struct transport_tag *tag, bool ok)
 
 /* ---- Sending ---- */
 
-static grpc_op *add_op(grpc_op *ops, size_t *n, grpc_op_type type)
-{
-    grpc_op *op = &ops[(*n)++];
-
-    memset(op, 0, sizeof(*op));
-    op->op = type;
-    return op;
-}
-
 /* With the lock held and nothing being written: what can be sent now, in ops[3].  A message and a
  * status that follows it go in one batch, and so to the wire in one write. */
 static size_t next_batch(struct transport_call *c, grpc_op *ops, grpc_slice *details)
@@ -323,7 +314,7 @@ static size_t next_batch(struct transport_call *c, grpc_op *ops, grpc_slice *det
     if (!message && !status)
         return 0;
     if (!c->initial)
-        add_op(ops, &n, GRPC_OP_SEND_INITIAL_METADATA);
+        transport_cq_op(ops, &n, GRPC_OP_SEND_INITIAL_METADATA);
     c->initial = true;
     if (message) {
         c->first = out->next;
@@ -332,10 +323,10 @@ static size_t next_batch(struct transport_call *c, grpc_op *ops, grpc_slice *det
         c->n_queued--;
         c->sent_bytes = out->bytes;
         c->sent = transport_out_buffer(out);
-        add_op(ops, &n, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = c->sent;
+        transport_cq_op(ops, &n, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = c->sent;
     }
     if (status) {
-        grpc_op *op = add_op(ops, &n, GRPC_OP_SEND_STATUS_FROM_SERVER);
+        grpc_op *op = transport_cq_op(ops, &n, GRPC_OP_SEND_STATUS_FROM_SERVER);
         op->data.send_status_from_server.status = (grpc_status_code)c->code;
         if (c->details) {
             *details = grpc_slice_from_copied_string(c->details);
@@ -625,118 +616,4 @@ const char *transport_call_metadata(const struct transport_call *c, const char *
         p = value + strlen(value) + 1;
     }
     return NULL;
-}
-
-/* ---- Calls of unknown methods ---- */
-
-struct unknown {
-    struct transport_tag accepted, answered;
-    struct transport_server *server;
-    grpc_completion_queue *cq;
-    grpc_call *call;
-    grpc_call_details details;
-    grpc_metadata_array metadata;
-    int close_flag;
-    bool repost; /* as in a call */
-};
-
-static void unknown_accepted(struct transport_tag *tag, bool ok);
-static void unknown_answered(struct transport_tag *tag, bool ok);
-
-static void unknown_init(struct unknown *u, struct transport_server *s, grpc_completion_queue *cq)
-{
-    memset(u, 0, sizeof(*u));
-    u->accepted.fn = unknown_accepted;
-    u->answered.fn = unknown_answered;
-    u->server = s;
-    u->cq = cq;
-    grpc_call_details_init(&u->details);
-    grpc_metadata_array_init(&u->metadata);
-}
-
-static void unknown_release(struct unknown *u)
-{
-    if (u->call)
-        grpc_call_unref(u->call);
-    grpc_call_details_destroy(&u->details);
-    grpc_metadata_array_destroy(&u->metadata);
-}
-
-/* Takes it, also on failure. */
-static int unknown_post(struct unknown *u)
-{
-    transport_cq_give(&u->accepted);
-    if (grpc_server_request_call(u->server->grpc, &u->call, &u->details, &u->metadata, u->cq, u->cq,
-                                 &u->accepted) != GRPC_CALL_OK) {
-        unknown_release(u);
-        free(u);
-        return TRANSPORT_ERR_CLOSED;
-    }
-    return 0;
-}
-
-static void unknown_answered(struct transport_tag *tag, bool ok)
-{
-    struct unknown *u = TRANSPORT_CONTAINER(tag, struct unknown, answered);
-    struct transport_server *s = u->server;
-    bool repost = u->repost;
-
-    (void)ok;
-    unknown_release(u);
-    if (repost) {
-        unknown_init(u, s, u->cq);
-        unknown_post(u);
-    } else {
-        free(u);
-    }
-    server_call_ended(s, false);
-    server_call_freed(s);
-}
-
-static void unknown_answer(struct unknown *u)
-{
-    char text[TRANSPORT_DETAIL_BYTES] = "unknown method ";
-    size_t n = strlen(text), length = GRPC_SLICE_LENGTH(u->details.method);
-    grpc_slice details;
-    grpc_op ops[3];
-    size_t n_ops = 0;
-    grpc_op *op;
-
-    if (length > sizeof(text) - n - 1)
-        length = sizeof(text) - n - 1;
-    memcpy(text + n, GRPC_SLICE_START_PTR(u->details.method), length);
-    details = grpc_slice_from_copied_buffer(text, n + length);
-    add_op(ops, &n_ops, GRPC_OP_RECV_CLOSE_ON_SERVER)->data.recv_close_on_server.cancelled =
-        &u->close_flag;
-    add_op(ops, &n_ops, GRPC_OP_SEND_INITIAL_METADATA);
-    op = add_op(ops, &n_ops, GRPC_OP_SEND_STATUS_FROM_SERVER);
-    op->data.send_status_from_server.status = GRPC_STATUS_UNIMPLEMENTED;
-    op->data.send_status_from_server.status_details = &details;
-    if (!transport_cq_batch(u->call, ops, n_ops, &u->answered))
-        unknown_answered(&u->answered, false);
-    grpc_slice_unref(details);
-}
-
-static void unknown_accepted(struct transport_tag *tag, bool ok)
-{
-    struct unknown *u = TRANSPORT_CONTAINER(tag, struct unknown, accepted);
-
-    if (!ok) {
-        unknown_release(u);
-        free(u);
-        return;
-    }
-    u->repost = server_unknown_post(u->server, u->cq) == TRANSPORT_ERR_NOMEM;
-    server_call_begins(u->server, false);
-    unknown_answer(u);
-}
-
-int server_unknown_post(struct transport_server *s, grpc_completion_queue *cq)
-{
-    struct unknown *u = malloc(sizeof(*u));
-
-    if (!u)
-        return TRANSPORT_ERR_NOMEM;
-    unknown_init(u, s, cq);
-    return unknown_post(u);
 }
