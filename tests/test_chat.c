@@ -88,8 +88,8 @@ START_TEST(recorded_conversations_have_their_text_and_ids)
     char *lines, *line, *save;
     size_t len, n = 0;
 
-    if (skip_without("chat-default-model", default_model()) ||
-        skip_without("chat-reference-conversations", path))
+    if (skip_without("recorded_conversations_have_their_text_and_ids", default_model()) ||
+        skip_without("recorded_conversations_have_their_text_and_ids", path))
         return;
     open_default();
     ck_assert_str_eq(chat_name(chat), "chatml");
@@ -118,7 +118,7 @@ START_TEST(a_conversation_continued_has_the_ids_of_the_whole)
     struct kv_why why;
     size_t i;
 
-    if (skip_without("chat-continued", default_model()))
+    if (skip_without("a_conversation_continued_has_the_ids_of_the_whole", default_model()))
         return;
     open_default();
     ck_assert_int_eq(chat_encode(chat, all, 3, CHAT_GENERATE, &whole, NULL, &why), 0);
@@ -291,7 +291,7 @@ START_TEST(templates_of_other_models_are_refused_by_family)
     size_t len;
 
     snprintf(path, sizeof path, REFERENCE "templates/%s.jinja", families[_i].file);
-    if (skip_without("chat-templates", path))
+    if (skip_without("templates_of_other_models_are_refused_by_family", path))
         return;
     text = read_whole(path, &len);
     ck_assert_int_eq(open_template(text, tokens, &why), MODEL_ERR_UNSUPPORTED);

@@ -421,7 +421,7 @@ START_TEST(random_streams_are_as_the_whole_text_says)
     const char *stops[3];
 
     random_state = 21;
-    for (int i = 0; i < 4000; i++) {
+    for (int i = 0; i < 1500; i++) {
         size_t n_stops = random_below(4);
         for (size_t j = 0; j < n_stops; j++)
             stops[j] = pool[random_below(sizeof pool / sizeof pool[0])];
