@@ -740,20 +740,9 @@ END_TEST
 
 /* ---- SentencePiece of a small vocabulary ---- */
 
-static const char *const spm_tokens[] = {"<unk>",
-                                         "<s>",
-                                         "</s>",
-                                         "\xe2\x96\x81",
-                                         "a",
-                                         "b",
-                                         "ab",
-                                         "ba",
-                                         "aa",
-                                         "\xe2\x96\x81"
-                                         "a",
-                                         "<0x0A>",
-                                         "<0xC3>",
-                                         "<x>"};
+static const char *const spm_tokens[] = {
+    "<unk>", "<s>", "</s>",          "\xe2\x96\x81", "a",      "b",  "ab",
+    "ba",    "aa",  "\342\226\201a", "<0x0A>",       "<0xC3>", "<x>"};
 enum { N_SPM = sizeof spm_tokens / sizeof spm_tokens[0] };
 static const int32_t spm_types[N_SPM] = {2, 3, 3, 1, 1, 1, 1, 1, 1, 1, 6, 6, 4};
 static const float spm_scores[N_SPM] = {0, 0, 0, -9, -9, -9, -1, -1, -2, -0.5f, 0, 0, 0};
