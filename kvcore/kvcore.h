@@ -259,6 +259,13 @@ struct kv_context *kv_context_ref(struct kv_context *ctx);
 /* Drop the positions from n on.  Ends the reservation. */
 int kv_context_truncate(struct kv_context *ctx, uint32_t n);
 
+/* Replace the rows of one committed position by others than its ids give: rows is position-major,
+ * kv_position_bytes() long.  A page that others hold is cloned first, into a slot beside the
+ * reservation (KV_ERR_FULL, KV_ERR_NOMEM: nothing changed).  From the first such position on the
+ * context is tainted: publish, give-up and encoders stop before it, forks past it are tainted too,
+ * and a truncation to it or below ends that.  KV_ERR_BUSY as for truncate. */
+int kv_context_overwrite(struct kv_context *ctx, uint32_t position, const void *rows);
+
 /* Enter the context into its namespace's tree and keep it: whole pages only while it is live, all
  * of it once frozen.  logits is float [n_logits], the next-token logits after the last position, or
  * NULL with 0; kept only where the entry's key is the whole context.  Returns 0 also where

@@ -8,7 +8,7 @@ cc=$(cache_value CMAKE_C_COMPILER)
 sanitize=$(cache_value BATON_SANITIZE)
 flags=(-std=c11 -Wall -Wextra -Werror)
 case $sanitize in
-address) flags+=(-fsanitize=address,undefined) ;;
+address) flags+=("-fsanitize=address,undefined") ;;
 thread) flags+=(-fsanitize=thread) ;;
 esac
 prefix=$work/prefix
