@@ -4,6 +4,7 @@
  * every field is broken in turn; random texts; a plain quadratic merge as the model of the fast
  * one; and texts of a million bytes without a place to cut, with the time that they may take. */
 #include "model/model.h"
+#include "tests/fail_alloc.h"
 #include "tests/vocab_file.h"
 
 #include <cjson/cJSON.h>
@@ -961,6 +962,58 @@ START_TEST(the_heap_merges_as_the_plain_search_does)
 }
 END_TEST
 
+/* ---- No memory ---- */
+
+/* Everything that allocates, in one go. */
+static int use_all(const struct gguf *g)
+{
+    static const char *const stops[] = {"ab", "c"};
+    struct token_list ids = {0};
+    struct tokenizer *t = NULL;
+    struct text_stream *text = NULL;
+    struct sampler *sampler = NULL;
+    char *back = NULL;
+    size_t len;
+    int rc;
+
+    rc = tokenizer_open(g, &t, NULL);
+    if (rc == 0)
+        rc = tokenizer_encode(t, "ab <x>abcab", 11, TOKENIZE_SPECIAL | TOKENIZE_BOS, &ids, NULL,
+                              NULL);
+    if (rc < 0 && ids.n > 0)
+        rc = 1; /* the list was to stay empty */
+    if (rc == 0)
+        rc = tokenizer_decode(t, ids.ids, ids.n, true, &back, &len);
+    if (rc == 0)
+        rc = text_open(t, stops, 2, &text, NULL);
+    if (rc == 0)
+        rc = sampler_open(tokenizer_n_vocab(t), &sampler);
+    sampler_close(sampler);
+    text_close(text);
+    free(back);
+    token_list_release(&ids);
+    tokenizer_close(t);
+    return rc;
+}
+
+START_TEST(the_nth_allocation_fails_and_everything_is_given_back)
+{
+    struct gguf *g = _i == 0 ? write_bpe(&good_bpe) : write_spm(&good_spm);
+    uint64_t n = 0;
+    int rc;
+
+    do {
+        alloc_failed = false;
+        allocs_left = n++;
+        rc = use_all(g);
+        allocs_left = UINT64_MAX;
+        ck_assert_int_eq(rc, alloc_failed ? MODEL_ERR_NOMEM : 0);
+    } while (alloc_failed);
+    ck_assert_uint_gt(n, 15);
+    gguf_close(g);
+}
+END_TEST
+
 static Suite *tokenizer_suite(void)
 {
     Suite *s = suite_create("tokenizer");
@@ -994,6 +1047,10 @@ static Suite *tokenizer_suite(void)
     tcase_add_test(tc, invalid_text_is_refused_with_its_offset_and_the_list_stays);
     tcase_add_test(tc, a_text_of_more_than_the_limit_is_refused_before_it_is_read);
     tcase_add_test(tc, an_id_past_the_vocabulary_is_refused);
+    suite_add_tcase(s, tc);
+
+    tc = tcase_create("no memory");
+    tcase_add_loop_test(tc, the_nth_allocation_fails_and_everything_is_given_back, 0, 2);
     suite_add_tcase(s, tc);
 
     tc = tcase_create("sentencepiece");
