@@ -246,7 +246,8 @@ int token_list_add(struct token_list *l, uint32_t id);
 enum { TOKENIZE_MAX_BYTES = 4 * 1024 * 1024 }; /* of one text; more is MODEL_ERR_INVALID */
 
 enum {
-    TOKENIZE_SPECIAL = 1, /* marker strings in the text become control tokens */
+    TOKENIZE_SPECIAL = 1, /* marker strings in the text become control or user-defined tokens; no
+                             other way leads to one */
     TOKENIZE_BOS = 2,     /* add the begin token where the file asks for it */
 };
 
