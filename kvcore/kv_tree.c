@@ -639,12 +639,14 @@ static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struc
     const size_t alone = alone_bytes(entry->n, entry->n_pages, 0);
     float *logits;
 
-    kv_tree_refresh(tree, entry);
-    if (a->n_logits == 0 || entry->logits != NULL)
+    if (a->n_logits == 0 || entry->logits != NULL) {
+        kv_tree_refresh(tree, entry);
         return 0;
+    }
     logits = malloc(a->n_logits * sizeof(*logits));
     if (logits == NULL)
         return KV_ERR_NOMEM;
+    kv_tree_refresh(tree, entry);
     if (!make_room(tree, bytes, alone)) {
         free(logits);
         return 0;
