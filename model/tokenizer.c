@@ -23,7 +23,10 @@ static const char *const end_markers[] = {
     "<|EOT|>",
     "<EOT>",
     "<eos>",
-    "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>",
+    "<\xef\xbd\x9c"
+    "end\xe2\x96\x81"
+    "of\xe2\x96\x81"
+    "sentence\xef\xbd\x9c>",
 };
 
 /* ---- Reading the vocabulary ---- */

@@ -17,6 +17,41 @@ enum { MAX_ARGS = 48, START_MS = 60000, STOP_MS = 60000, LINE_BYTES = 512 };
 
 /* ---- Processes ---- */
 
+/* Nodes that run; a test that fails leaves them, and they must not outlive it. */
+enum { MAX_NODES = 64 };
+static pid_t running[MAX_NODES];
+
+static void kill_running(void)
+{
+    for (int i = 0; i < MAX_NODES; i++) {
+        if (running[i] != 0)
+            kill(running[i], SIGKILL);
+    }
+}
+
+static void note_started(pid_t pid)
+{
+    static bool registered;
+
+    if (!registered)
+        registered = atexit(kill_running) == 0;
+    for (int i = 0; i < MAX_NODES; i++) {
+        if (running[i] == 0) {
+            running[i] = pid;
+            return;
+        }
+    }
+    ck_abort_msg("more than %d nodes", (int)MAX_NODES);
+}
+
+static void note_ended(pid_t pid)
+{
+    for (int i = 0; i < MAX_NODES; i++) {
+        if (running[i] == pid)
+            running[i] = 0;
+    }
+}
+
 static void program_path(char *out, size_t n, const char *name)
 {
     snprintf(out, n, "%s/%s/baton-%s", BATON_BINARY_DIR, name, name);
@@ -55,6 +90,7 @@ static pid_t spawn(const char *name, const char *const *args, bool listen, int f
                   strerror(errno));
     posix_spawnattr_destroy(&attr);
     posix_spawn_file_actions_destroy(&actions);
+    note_started(pid);
     close(fds[1]);
     for (int i = listen ? 3 : 1; i < n; i++)
         free(argv[i]);
@@ -105,12 +141,15 @@ static int wait_exit(pid_t pid)
     int status = 0;
 
     for (int ms = 0; ms < STOP_MS; ms += 10) {
-        if (waitpid(pid, &status, WNOHANG) == pid)
+        if (waitpid(pid, &status, WNOHANG) == pid) {
+            note_ended(pid);
             return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+        }
         usleep(10000);
     }
     kill(pid, SIGKILL);
     waitpid(pid, &status, 0);
+    note_ended(pid);
     return -1;
 }
 
