@@ -52,6 +52,7 @@ static void read_span(void *arg)
     for (size_t at = 0; at + 64 <= s->n_bytes; at += 64) {
         uint64_t words[8];
 
+        __builtin_prefetch(s->p + at + 4096);
         memcpy(words, s->p + at, 64);
         for (int i = 0; i < 8; i++)
             sums[i] ^= words[i];

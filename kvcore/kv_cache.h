@@ -43,7 +43,8 @@ struct kv_context {
     uint32_t n;
     uint32_t held;
     uint32_t bound;
-    uint32_t refs; /* above 1 only when frozen */
+    uint32_t taint; /* the first position whose rows were overwritten; UINT32_MAX: none */
+    uint32_t refs;  /* above 1 only when frozen */
     /* Atomic, so that a call from a thread that is not the owner is refused and not a race. */
     _Atomic uint32_t open;
     atomic_bool frozen;
@@ -83,6 +84,9 @@ void kv_context_unlink(struct kv_context *ctx);
 void kv_context_pin(struct kv_context *ctx, struct kv_page *const *pages, uint32_t n);
 /* Let go of the pages from the k-th on. */
 void kv_context_drop(struct kv_context *ctx, uint32_t k);
+
+/* Positions from the front whose rows are what their ids give: all, or those before the taint. */
+uint32_t kv_context_settled(const struct kv_context *ctx);
 
 /* Slots that growing to `to` positions takes in all, as things are now. */
 uint32_t kv_context_need(const struct kv_context *ctx, uint32_t to);

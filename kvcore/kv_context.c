@@ -21,6 +21,7 @@ struct kv_context *kv_context_alloc(struct kv_cache *cache, const struct kv_name
     ctx->cache = cache;
     ctx->ns = *ns;
     ctx->cap = cap;
+    ctx->taint = UINT32_MAX;
     ctx->refs = 1;
     atomic_init(&ctx->open, 0);
     atomic_init(&ctx->frozen, false);
@@ -216,6 +217,8 @@ int kv_context_truncate(struct kv_context *ctx, uint32_t n)
     kv_cache_lock(ctx->cache);
     kv_context_drop(ctx, kv_pages_for(ctx->cache, n));
     ctx->n = n;
+    if (n <= ctx->taint)
+        ctx->taint = UINT32_MAX;
     kv_context_unhold(ctx);
     kv_cache_unlock(ctx->cache);
     return 0;
@@ -237,6 +240,8 @@ int kv_context_fork(struct kv_context *ctx, uint32_t n, struct kv_context **out)
         return KV_ERR_NOMEM;
     kv_cache_lock(ctx->cache);
     kv_context_pin(child, ctx->pages, n);
+    if (ctx->taint < n)
+        child->taint = ctx->taint;
     if (!atomic_load(&ctx->frozen) && ctx->bound > ctx->n)
         rc = kv_context_hold(ctx, ctx->bound);
     if (rc < 0)

@@ -184,7 +184,7 @@ static int check_frame(struct kv_encoder *e, const struct kv_context *ctx, uint3
 
     if (e->last_kind != 0 || e->sealed)
         return KV_ERR_ORDER;
-    if (count == 0 || count > frame_room(e) || count + e->prefix.n > ctx->n)
+    if (count == 0 || count > frame_room(e) || count + e->prefix.n > kv_context_settled(ctx))
         return KV_ERR_INVALID;
     if (g->n_layers != have->n_layers || g->n_kv_heads != have->n_kv_heads ||
         g->head_dim != have->head_dim || g->precision != have->precision ||

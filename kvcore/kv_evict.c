@@ -65,6 +65,7 @@ int kv_evict_reserve(struct kv_cache *cache, uint32_t group, uint32_t n)
         return KV_ERR_FULL;
     evict(cache, &cache->tree.in_group[group], kv_pool_over_quota(pool, group, n));
     evict(cache, &cache->tree.by_use, kv_pool_short(pool, n));
+    assert(kv_pool_over_quota(pool, group, n) == 0);
     kv_pool_reserve(pool, group, n);
     return 0;
 }

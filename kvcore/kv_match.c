@@ -151,7 +151,8 @@ static struct kv_admission admission(const struct kv_context *ctx, uint32_t n, c
 static int publish_locked(struct kv_context *ctx, const float *logits, uint32_t n_logits)
 {
     const bool frozen = atomic_load(&ctx->frozen);
-    const uint32_t n = frozen ? ctx->n : ctx->n - ctx->n % ctx->cache->layout.page_tokens;
+    const uint32_t settled = kv_context_settled(ctx);
+    const uint32_t n = frozen ? settled : settled - settled % ctx->cache->layout.page_tokens;
     const struct kv_admission a = admission(ctx, n, logits, n_logits);
 
     return n > 0 ? kv_tree_admit(&ctx->cache->tree, &a) : 0;
@@ -174,6 +175,7 @@ int kv_context_publish(struct kv_context *ctx, const float *logits, uint32_t n_l
 /* The last reference hands its pages over; with other references left the tree gets its own. */
 static int give_up_locked(struct kv_context *ctx, const float *logits, uint32_t n_logits)
 {
+    const uint32_t n = kv_context_settled(ctx);
     struct kv_admission a;
     int rc = 0;
 
@@ -183,9 +185,10 @@ static int give_up_locked(struct kv_context *ctx, const float *logits, uint32_t 
         return rc;
     }
     kv_context_unhold(ctx);
-    a = admission(ctx, ctx->n, logits, n_logits);
+    a = admission(ctx, n, logits, n_logits);
     a.move = true;
-    if (ctx->n > 0)
+    kv_context_drop(ctx, kv_pages_for(ctx->cache, n));
+    if (n > 0)
         rc = kv_tree_admit(&ctx->cache->tree, &a);
     ctx->refs = 0;
     kv_context_unlink(ctx);

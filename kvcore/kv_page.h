@@ -47,4 +47,8 @@ struct kv_layout;
 void kv_page_clone(const struct kv_layout *layout, unsigned char *dst, const unsigned char *src,
                    uint32_t n_valid);
 
+/* Write one position's rows, position-major, into slot of a page that is the caller's alone. */
+void kv_page_put(const struct kv_layout *layout, unsigned char *page, uint32_t slot,
+                 const void *rows);
+
 #endif

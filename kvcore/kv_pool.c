@@ -6,28 +6,38 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
-/* Mapped with huge pages where the kernel allows them, and touched here: first touch runs at a
- * fraction of memory speed, and it must not be the first request that pays.  A budget that this
- * machine cannot have is refused by its size, because the kernel would grant the address range and
- * kill the process at the touch. */
-static int arena_open(struct kv_pool *pool, struct kv_why *why)
+static size_t system_page(void)
 {
-    const size_t system_page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * system_page;
-    size_t bytes = pool->n_pages * pool->page_bytes;
-    void *base;
+    return (size_t)sysconf(_SC_PAGESIZE);
+}
 
-    bytes = (bytes + system_page - 1) / system_page * system_page;
+/* A budget that this machine cannot have is refused by its size, before anything is allocated: the
+ * kernel would grant the address range and kill the process at the touch. */
+static int check_arena(size_t bytes, struct kv_why *why)
+{
+    const size_t memory = (size_t)sysconf(_SC_PHYS_PAGES) * system_page();
+
     if (bytes > memory)
         return kv_fail(why, KV_ERR_NOMEM, "the arena is %zu bytes: this machine has %zu", bytes,
                        memory);
+    return 0;
+}
+
+/* Mapped with huge pages where the kernel allows them, and touched here: first touch runs at a
+ * fraction of memory speed, and it must not be the first request that pays. */
+static int open_arena(struct kv_pool *pool, struct kv_why *why)
+{
+    const size_t step = system_page();
+    const size_t bytes = (pool->n_pages * pool->page_bytes + step - 1) / step * step;
+    void *base;
+
     base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return kv_fail(why, KV_ERR_NOMEM, "the arena of %zu bytes cannot be allocated", bytes);
     (void)madvise(base, bytes, MADV_HUGEPAGE); /* an optimisation; a kernel without it says so */
     pool->arena = base;
     pool->arena_bytes = bytes;
-    for (size_t at = 0; at < bytes; at += system_page)
+    for (size_t at = 0; at < bytes; at += step)
         *(volatile unsigned char *)(pool->arena + at) = 0;
     for (uint32_t i = 0; i < pool->n_pages; i++)
         pool->pages[i].bytes = pool->arena + i * pool->page_bytes;
@@ -45,6 +55,8 @@ int kv_pool_open(struct kv_pool *pool, size_t page_bytes, uint32_t n_pages, bool
     if (n_pages > SIZE_MAX / 2 / page_bytes)
         return kv_fail(why, KV_ERR_INVALID, "n_pages is %u: with %zu bytes a page past all memory",
                        n_pages, page_bytes);
+    if (arena && (rc = check_arena(n_pages * page_bytes, why)) < 0)
+        return rc;
     pool->n_pages = n_pages;
     pool->page_bytes = page_bytes;
     pool->pages = calloc(n_pages, sizeof(*pool->pages));
@@ -52,7 +64,7 @@ int kv_pool_open(struct kv_pool *pool, size_t page_bytes, uint32_t n_pages, bool
     if (pool->pages == NULL || pool->free == NULL)
         rc = kv_fail(why, KV_ERR_NOMEM, "no memory for the headers of %u pages", n_pages);
     else if (arena)
-        rc = arena_open(pool, why);
+        rc = open_arena(pool, why);
     if (rc < 0) {
         kv_pool_release(pool);
         return rc;
@@ -142,7 +154,6 @@ uint32_t kv_pool_short(const struct kv_pool *pool, uint32_t n)
 
 void kv_pool_reserve(struct kv_pool *pool, uint32_t group, uint32_t n)
 {
-    assert(kv_pool_over_quota(pool, group, n) == 0 || n == 0);
     assert(n <= kv_pool_unreserved(pool));
     pool->n_reserved += n;
     pool->groups[group].n_reserved += n;

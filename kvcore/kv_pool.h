@@ -56,7 +56,8 @@ static inline uint32_t kv_pool_unreserved(const struct kv_pool *pool)
 uint32_t kv_pool_over_quota(const struct kv_pool *pool, uint32_t group, uint32_t n);
 uint32_t kv_pool_short(const struct kv_pool *pool, uint32_t n);
 
-/* n <= kv_pool_unreserved(), and within the quota. */
+/* n <= kv_pool_unreserved().  Whether the quota has room is for the caller to see: slots that go
+ * back into a reservation were counted before, also where the quota has since been lowered. */
 void kv_pool_reserve(struct kv_pool *pool, uint32_t group, uint32_t n);
 void kv_pool_unreserve(struct kv_pool *pool, uint32_t group, uint32_t n);
 

@@ -217,3 +217,12 @@ int kv_context_scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const
         scatter_position(l, ctx->pages[p / l->page_tokens]->bytes, p % l->page_tokens, &s);
     return 0;
 }
+
+void kv_page_put(const struct kv_layout *l, unsigned char *page, uint32_t slot, const void *rows)
+{
+    const struct iovec piece = {.iov_base = (void *)(uintptr_t)rows,
+                                .iov_len = kv_position_bytes(&l->geometry)};
+    struct source s = {.piece = &piece, .n_left = piece.iov_len};
+
+    scatter_position(l, page, slot, &s);
+}

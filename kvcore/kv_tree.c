@@ -506,22 +506,17 @@ uint32_t kv_tree_cut(struct kv_tree *tree, struct kv_entry *entry, uint32_t n_pa
 
 /* ---- Entering ---- */
 
-/* Remove entries whole, oldest first and never `keep`, until `bytes` more fit.  `least` is what
- * must stay in any case; false, and nothing is removed, where it does not fit beside that. */
-static bool make_room(struct kv_tree *tree, size_t bytes, size_t least, struct kv_entry *keep)
+/* Remove entries whole, oldest first, until `bytes` more fit.  `least` is the cost of the youngest
+ * entry where that one must stay: it fits beside it, so all others go before it would be reached.
+ * False, and nothing is removed, where it does not fit. */
+static bool make_room(struct kv_tree *tree, size_t bytes, size_t least)
 {
     if (tree->bytes + bytes <= tree->bound)
         return true;
     if (least + bytes > tree->bound)
         return false;
-    while (tree->bytes + bytes > tree->bound) {
-        struct kv_entry *victim = TAILQ_FIRST(&tree->by_use);
-
-        if (victim == keep)
-            victim = TAILQ_NEXT(victim, by_use);
-        assert(victim != NULL);
-        kv_tree_remove(tree, victim);
-    }
+    while (tree->bytes + bytes > tree->bound)
+        kv_tree_remove(tree, TAILQ_FIRST(&tree->by_use));
     return true;
 }
 
@@ -644,13 +639,15 @@ static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struc
     const size_t alone = alone_bytes(entry->n, entry->n_pages, 0);
     float *logits;
 
-    kv_tree_refresh(tree, entry);
-    if (a->n_logits == 0 || entry->logits != NULL)
+    if (a->n_logits == 0 || entry->logits != NULL) {
+        kv_tree_refresh(tree, entry);
         return 0;
+    }
     logits = malloc(a->n_logits * sizeof(*logits));
     if (logits == NULL)
         return KV_ERR_NOMEM;
-    if (!make_room(tree, bytes, alone, entry)) {
+    kv_tree_refresh(tree, entry);
+    if (!make_room(tree, bytes, alone)) {
         free(logits);
         return 0;
     }
@@ -679,8 +676,8 @@ static int admit_new(struct kv_tree *tree, const struct kv_admission *a, uint32_
     link_entry(tree, root, node, entry);
     old = covered_above(node);
     hold_pages(tree, entry, old, a->move);
-    while ((old = covered_above(entry->node)) != NULL)
-        kv_tree_remove(tree, old);
+    /* Every insert takes over what it covers, so there is never a second one on a path. */
+    assert(covered_above(entry->node) == NULL);
     assert(tree->bytes <= tree->bound);
     return 0;
 }
@@ -702,7 +699,7 @@ int kv_tree_admit(struct kv_tree *tree, const struct kv_admission *a)
     } else if (at.node != NULL && at.depth == a->key.n && a->n_logits == 0) {
         kv_tree_refresh(tree, at.node->first);
         drop_moved(tree, a, n_pages);
-    } else if (make_room(tree, need, 0, NULL)) {
+    } else if (make_room(tree, need, 0)) {
         rc = admit_new(tree, a, n_pages);
     } else {
         drop_moved(tree, a, n_pages);

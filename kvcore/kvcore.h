@@ -185,11 +185,12 @@ struct kv_stats {
 
 void kv_cache_stats(struct kv_cache *cache, struct kv_stats *out);
 
-/* Free min(n_pages, evictable) pages, oldest entries first.  Returns how many. */
+/* Free min(n_pages, evictable) pages, oldest entries first, and return that number.  An entry that
+ * cannot be cut goes whole, so somewhat more may come free. */
 uint32_t kv_cache_trim(struct kv_cache *cache, uint32_t n_pages);
 
 /* Stop mutators at one gate, walk everything, recompute every counter and check the tree's form.
- * 0, or KV_ERR_CHECK with what does not hold.  Contexts must not be inside a call. */
+ * 0, KV_ERR_CHECK with what does not hold, or KV_ERR_NOMEM.  Contexts must not be inside a call. */
 int kv_cache_check(struct kv_cache *cache, struct kv_why *why);
 
 /* ---- Match ---- */
@@ -257,6 +258,13 @@ struct kv_context *kv_context_ref(struct kv_context *ctx);
 
 /* Drop the positions from n on.  Ends the reservation. */
 int kv_context_truncate(struct kv_context *ctx, uint32_t n);
+
+/* Replace the rows of one committed position by others than its ids give: rows is position-major,
+ * kv_position_bytes() long.  A page that others hold is cloned first, into a slot beside the
+ * reservation (KV_ERR_FULL, KV_ERR_NOMEM: nothing changed).  From the first such position on the
+ * context is tainted: publish, give-up and encoders stop before it, forks past it are tainted too,
+ * and a truncation to it or below ends that.  KV_ERR_BUSY as for truncate. */
+int kv_context_overwrite(struct kv_context *ctx, uint32_t position, const void *rows);
 
 /* Enter the context into its namespace's tree and keep it: whole pages only while it is live, all
  * of it once frozen.  logits is float [n_logits], the next-token logits after the last position, or

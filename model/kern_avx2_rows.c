@@ -231,6 +231,5 @@ LANES v16 v16_odds(v16 a, v16 b)
 #define TILE_ROWS 6
 #define SCORE_GROUPS(rows) ((rows) == 1 ? 4u : (rows) == 2 ? 3u : (rows) == 3 ? 2u : 1u)
 #define VALUE_VECTORS(rows) ((rows) == 1 ? 4u : (rows) == 2 ? 2u : (rows) == 3 ? 2u : 1u)
-#define UNROLL _Pragma("GCC unroll 48")
 
 #include "model/kern_rows_body.h"

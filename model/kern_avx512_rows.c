@@ -194,6 +194,5 @@ LANES v16 v16_odds(v16 a, v16 b)
 #define TILE_ROWS 12
 #define SCORE_GROUPS(rows) ((rows) == 12 ? 2u : (rows) == 1 ? 8u : 4u)
 #define VALUE_VECTORS(rows) ((rows) == 12 ? 2u : 4u)
-#define UNROLL _Pragma("GCC unroll 48")
 
 #include "model/kern_rows_body.h"

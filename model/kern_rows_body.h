@@ -16,14 +16,20 @@
 #include <math.h>
 #include <string.h>
 
+#if defined(__clang__)
+#define UNROLL _Pragma("clang loop unroll(full)")
+#else
+#define UNROLL _Pragma("GCC unroll 48")
+#endif
 #define INLINE static inline __attribute__((always_inline))
 #define CONCAT3_(a, b, c) a##b##c
 #define CONCAT3(a, b, c) CONCAT3_(a, b, c)
 #define KERN(name) CONCAT3(CONCAT3(kern_, SET, _), name, )
 
-enum { GROUPS = KERN_SEGMENT / KV_LANES, GROUPS_PAD = 8 };
+enum { GROUPS = KERN_SEGMENT / KV_LANES, GROUPS_PAD = 8, FETCH_ROWS = 4 };
 
-INLINE v16 exp16(v16 x)
+/* exp of lanes that are at most 88, or not numbers: those come out as some NaN. */
+INLINE v16 exp16_bounded(v16 x)
 {
     const v16 magic = v16_set1(KERN_EXP_MAGIC);
     const v16 n = v16_sub(v16_fma(x, v16_set1(KERN_EXP_LOG2E), magic), magic);
@@ -40,7 +46,13 @@ INLINE v16 exp16(v16 x)
     p = v16_fma(p, r, v16_set1(1.0f));
     p = v16_fma(p, r, v16_set1(1.0f));
     p = v16_mul(p, v16_pow2(n));
-    p = v16_select(v16_less(x, v16_set1(KERN_EXP_LOWEST)), v16_zero(), p);
+    return v16_select(v16_less(x, v16_set1(KERN_EXP_LOWEST)), v16_zero(), p);
+}
+
+INLINE v16 exp16(v16 x)
+{
+    v16 p = exp16_bounded(x);
+
     p = v16_select(v16_less(v16_set1(KERN_EXP_HIGHEST), x), v16_set1(INFINITY), p);
     return v16_select(v16_is_nan(x), v16_quiet_nan(), p);
 }
@@ -266,9 +278,10 @@ struct segment {
     uint32_t n[KERN_ATTN_ROWS];     /* positions that the row sees */
     const float *q[KERN_ATTN_ROWS]; /* [D] */
     struct kern_partial *part[KERN_ATTN_ROWS];
-    /* Groups past n_groups repeat the last, so that a register tile may run over the end. */
-    const unsigned char *k[GROUPS + GROUPS_PAD];
-    const unsigned char *v[GROUPS]; /* V of the group's first position */
+    /* Groups past n_groups are those of the next segment, as far as there are any, for fetching
+     * ahead; then the last is repeated, so that a register tile may run over the end. */
+    const unsigned char *k[GROUPS + 2 * GROUPS_PAD];
+    const unsigned char *v[GROUPS + GROUPS_PAD]; /* V of the group's first position */
     /* Scores, then probabilities. */
     _Alignas(64) float s[KERN_ATTN_ROWS][KERN_SEGMENT + GROUPS_PAD * KV_LANES];
 };
@@ -276,7 +289,8 @@ struct segment {
 static void segment_init(struct segment *t, const struct kern_attn *a, uint32_t seg,
                          struct kern_partial *part)
 {
-    uint32_t most = 0;
+    const uint64_t pos0 = (uint64_t)seg * KERN_SEGMENT;
+    uint32_t most = 0, n_known = 0;
 
     assert(a->n_q <= KERN_ATTN_ROWS);
     t->a = a;
@@ -289,17 +303,38 @@ static void segment_init(struct segment *t, const struct kern_attn *a, uint32_t 
         t->n[t->n_rows] = n;
         t->q[t->n_rows] = a->q[i];
         t->part[t->n_rows++] = &part[i];
-        most = n > most ? n : most;
+        most = a->n_kv[i] > most ? a->n_kv[i] : most;
     }
-    t->n_groups = (most + KV_LANES - 1) / KV_LANES;
-    for (uint32_t g = 0; g < t->n_groups; g++) {
-        const uint64_t pos = (uint64_t)seg * KERN_SEGMENT + (uint64_t)g * KV_LANES;
+    t->n_groups = 0;
+    if (t->n_rows == 0)
+        return;
+    for (; n_known < GROUPS + GROUPS_PAD && pos0 + n_known * KV_LANES < most; n_known++) {
+        t->k[n_known] = kern_k_group(a, pos0 + n_known * KV_LANES);
+        if (n_known < GROUPS)
+            t->v[t->n_groups++] = kern_v_row(a, pos0 + n_known * KV_LANES);
+    }
+    for (uint32_t g = n_known; g < GROUPS + 2 * GROUPS_PAD; g++)
+        t->k[g] = t->k[n_known - 1];
+    for (uint32_t g = t->n_groups; g < GROUPS + GROUPS_PAD; g++)
+        t->v[g] = t->v[t->n_groups - 1];
+}
 
-        t->k[g] = kern_k_group(a, pos);
-        t->v[g] = kern_v_row(a, pos);
+/* A tile of few rows waits for memory.  While the scores of one block of groups are computed,
+ * element by element, fetch what comes next: the block behind it, and its own V rows. */
+INLINE void fetch_ahead(const struct segment *t, enum kv_precision precision, const uint32_t groups,
+                        uint32_t g, uint32_t d)
+{
+    const struct kv_layout *kv = t->a->kv;
+    const size_t row_bytes = kv->geometry.head_dim * kv->element_bytes;
+
+    if (precision == KV_F32 || d % 2 == 0) { /* two vectors of f16 are one line */
+        UNROLL
+        for (uint32_t j = 0; j < groups; j++)
+            __builtin_prefetch(t->k[g + groups + j] + d * KV_LANES * kv->element_bytes);
     }
-    for (uint32_t g = t->n_groups; g < t->n_groups + GROUPS_PAD && t->n_groups > 0; g++)
-        t->k[g] = t->k[t->n_groups - 1];
+    if (d < groups * KV_LANES)
+        for (size_t at = 0; at < row_bytes; at += 64)
+            __builtin_prefetch(t->v[g + d / KV_LANES] + d % KV_LANES * kv->v_row_bytes + at);
 }
 
 /* Scores of `rows` rows from row r0 on, `groups` groups at a time. */
@@ -317,6 +352,8 @@ INLINE void scores(struct segment *t, enum kv_precision precision, uint32_t r0, 
         for (uint32_t d = 0; d < dim; d++) {
             v16 k[GROUPS_PAD];
 
+            if (rows <= FETCH_ROWS)
+                fetch_ahead(t, precision, groups, g, d);
             UNROLL
             for (uint32_t j = 0; j < groups; j++)
                 k[j] = kv_load(precision, t->k[g + j], (size_t)d * KV_LANES);
@@ -353,13 +390,13 @@ INLINE void softmax(struct segment *t, uint32_t r)
     t->part[r]->m = v16_fold_max(most);
     m = v16_set1(t->part[r]->m);
     for (j = 0; j < whole; j += 16) {
-        const v16 p = exp16(v16_sub(v16_load(s + j), m));
+        const v16 p = exp16_bounded(v16_sub(v16_load(s + j), m));
 
         v16_store(s + j, p);
         sum = v16_add(sum, p);
     }
     if (j < n) {
-        const v16 p = exp16(v16_sub(v16_load(s + j), m));
+        const v16 p = exp16_bounded(v16_sub(v16_load(s + j), m));
 
         v16_store(s + j, p);
         sum = v16_select(tail, v16_add(sum, p), sum);

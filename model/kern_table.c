@@ -15,6 +15,7 @@
 
 const struct kernels kern_plain = {.name = "plain", MATRIX_OF(plain), KERN_ROWS_MEMBERS(plain)};
 #if defined(__x86_64__)
+const struct kernels kern_avx2 = {.name = "avx2", MATRIX_OF(avx2), KERN_ROWS_MEMBERS(avx2)};
 const struct kernels kern_avx512 = {.name = "avx512", MATRIX_OF(avx512), KERN_ROWS_MEMBERS(avx512)};
 #endif
 
@@ -22,6 +23,7 @@ const struct kernels kern_avx512 = {.name = "avx512", MATRIX_OF(avx512), KERN_RO
 static const struct kernels *const sets[] = {
 #if defined(__x86_64__)
     &kern_avx512,
+    &kern_avx2,
 #endif
     &kern_plain,
 };
@@ -49,6 +51,8 @@ static bool has_avx512(void)
 static bool can_run(const struct kernels *k)
 {
 #if defined(__x86_64__)
+    if (k == &kern_avx2)
+        return has_avx2();
     if (k == &kern_avx512)
         return has_avx512();
 #endif

@@ -246,7 +246,8 @@ int token_list_add(struct token_list *l, uint32_t id);
 enum { TOKENIZE_MAX_BYTES = 4 * 1024 * 1024 }; /* of one text; more is MODEL_ERR_INVALID */
 
 enum {
-    TOKENIZE_SPECIAL = 1, /* marker strings in the text become control tokens */
+    TOKENIZE_SPECIAL = 1, /* marker strings in the text become control or user-defined tokens; no
+                             other way leads to one */
     TOKENIZE_BOS = 2,     /* add the begin token where the file asks for it */
 };
 
@@ -356,9 +357,9 @@ struct text_piece {
                           visible token, and those before it) */
 };
 
-/* Control tokens have no text.  The stop string that is completed first counts, of several completed
- * at once the longest.  After a stop every call gives an empty piece, stopped, with the same n_keep.
- * MODEL_ERR_INVALID: no such token. */
+/* Control tokens have no text.  The stop string that is completed first counts, of several
+ * completed at once the longest.  After a stop every call gives an empty piece, stopped, with the
+ * same n_keep. MODEL_ERR_INVALID: no such token. */
 int text_feed(struct text_stream *s, uint32_t id, struct text_piece *out);
 /* Nothing more comes: what was held back leaves. */
 int text_flush(struct text_stream *s, struct text_piece *out);

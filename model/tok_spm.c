@@ -18,6 +18,7 @@ struct tok_spm {
     size_t max_piece;
     int64_t byte_ids[256]; /* -1: the vocabulary lacks it */
     bool space_prefix;
+    bool cuts_words; /* no token has a space behind something else */
 };
 
 static const char space_mark[] = "\xe2\x96\x81";
@@ -91,6 +92,16 @@ static int read_scores(struct tok_spm *s, const struct gguf *g, const struct tok
     return 0;
 }
 
+static bool crosses_words(struct gguf_string piece)
+{
+    size_t i;
+
+    for (i = 1; i < piece.len; i++)
+        if (piece.data[i] == ' ' && piece.data[i - 1] != ' ')
+            return true;
+    return false;
+}
+
 static int index_tokens(struct tok_spm *s, const struct tokenizer *t, struct kv_why *why)
 {
     struct gguf_string piece;
@@ -98,6 +109,7 @@ static int index_tokens(struct tok_spm *s, const struct tokenizer *t, struct kv_
     uint32_t id;
     int i;
 
+    s->cuts_words = true;
     for (i = 0; i < 256; i++)
         s->byte_ids[i] = -1;
     for (id = 0; id < t->n_vocab; id++) {
@@ -106,6 +118,7 @@ static int index_tokens(struct tok_spm *s, const struct tokenizer *t, struct kv_
             s->byte_ids[(unsigned char)piece.data[0]] = id;
         if (t->types[id] != TOKEN_NORMAL || piece.len == 0)
             continue;
+        s->cuts_words = s->cuts_words && !crosses_words(piece);
         before = token_map_put(&s->map, piece, id);
         if (before >= 0)
             return kv_fail(why, MODEL_ERR_FORMAT,
@@ -169,6 +182,20 @@ static uint32_t pair_rank(const void *vocab, const char *text, const struct tok_
     return s->ranks[found];
 }
 
+/* Bytes of text that can be encoded by themselves: where no token goes on over the border between
+ * something and a space behind it, nothing is merged over it either.  That is so in vocabularies of
+ * prose, and keeps the heap small. */
+static size_t part_bytes(const struct tok_spm *s, const char *text, size_t len)
+{
+    size_t n = 1;
+
+    if (!s->cuts_words)
+        return len;
+    while (n < len && (text[n] != ' ' || text[n - 1] == ' '))
+        n++;
+    return n;
+}
+
 /* One symbol a character.  Returns how many. */
 static uint32_t split_text(const char *text, size_t len, struct tok_symbol *symbols)
 {
@@ -221,7 +248,7 @@ static int add_symbols(const struct tok_spm *s, const char *text, struct tok_run
     }
 }
 
-static int encode_text(const struct tok_spm *s, const char *text, size_t len, struct tok_run *run)
+static int encode_part(const struct tok_spm *s, const char *text, size_t len, struct tok_run *run)
 {
     int rc = tok_work_reserve(&run->work, len);
 
@@ -229,6 +256,18 @@ static int encode_text(const struct tok_spm *s, const char *text, size_t len, st
         return rc;
     tok_merge(&run->work, split_text(text, len, run->work.symbols), pair_rank, s, text);
     return add_symbols(s, text, run);
+}
+
+static int encode_text(const struct tok_spm *s, const char *text, size_t len, struct tok_run *run)
+{
+    size_t at, n;
+    int rc = 0;
+
+    for (at = 0; at < len && rc == 0; at += n) {
+        n = part_bytes(s, text + at, len - at);
+        rc = encode_part(s, text + at, n, run);
+    }
+    return rc;
 }
 
 int tok_spm_encode(const struct tok_spm *s, const char *text, size_t len, struct tok_run *run)

@@ -23,10 +23,7 @@ static const char *const end_markers[] = {
     "<|EOT|>",
     "<EOT>",
     "<eos>",
-    "<\xef\xbd\x9c"
-    "end\xe2\x96\x81"
-    "of\xe2\x96\x81"
-    "sentence\xef\xbd\x9c>",
+    "<\357\275\234end\342\226\201of\342\226\201sentence\357\275\234>",
 };
 
 /* ---- Reading the vocabulary ---- */

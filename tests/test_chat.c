@@ -3,6 +3,7 @@
  * Method: the recorded conversations of the default model; small vocabularies with templates that
  * mean the same in other spelling, and templates that differ in one place. */
 #include "model/model.h"
+#include "tests/fail_alloc.h"
 #include "tests/vocab_file.h"
 
 #include <cjson/cJSON.h>
@@ -88,8 +89,8 @@ START_TEST(recorded_conversations_have_their_text_and_ids)
     char *lines, *line, *save;
     size_t len, n = 0;
 
-    if (skip_without("chat-default-model", default_model()) ||
-        skip_without("chat-reference-conversations", path))
+    if (skip_without("recorded_conversations_have_their_text_and_ids", default_model()) ||
+        skip_without("recorded_conversations_have_their_text_and_ids", path))
         return;
     open_default();
     ck_assert_str_eq(chat_name(chat), "chatml");
@@ -118,7 +119,7 @@ START_TEST(a_conversation_continued_has_the_ids_of_the_whole)
     struct kv_why why;
     size_t i;
 
-    if (skip_without("chat-continued", default_model()))
+    if (skip_without("a_conversation_continued_has_the_ids_of_the_whole", default_model()))
         return;
     open_default();
     ck_assert_int_eq(chat_encode(chat, all, 3, CHAT_GENERATE, &whole, NULL, &why), 0);
@@ -291,7 +292,7 @@ START_TEST(templates_of_other_models_are_refused_by_family)
     size_t len;
 
     snprintf(path, sizeof path, REFERENCE "templates/%s.jinja", families[_i].file);
-    if (skip_without("chat-templates", path))
+    if (skip_without("templates_of_other_models_are_refused_by_family", path))
         return;
     text = read_whole(path, &len);
     ck_assert_int_eq(open_template(text, tokens, &why), MODEL_ERR_UNSUPPORTED);
@@ -401,6 +402,79 @@ START_TEST(no_message_is_the_opening_alone_and_lacking_bytes_are_counted)
 }
 END_TEST
 
+/* ---- Broken templates, no memory ---- */
+
+/* One byte of a known template changed, left out or doubled: read without harm, and what is still
+ * recognised still renders the message inside its markers. */
+START_TEST(a_template_with_a_byte_changed_is_read_without_harm)
+{
+    static const char source[] = FOR SYSTEM BODY "{% endfor %}\n{%- if add_generation_prompt -%} "
+                                                 "{{ '<|im_start|>assistant\\n' }}{% endif %}\n";
+    static const char bytes[] = "{}%#-'\"\\[]. n|\n\xff";
+    struct chat_message m = message("user", "ab");
+    struct kv_why why;
+    char changed[sizeof source + 1], *text;
+    size_t at, len, n_taken = 0;
+    int rc;
+
+    for (at = 0; at < sizeof source - 1; at++)
+        for (size_t b = 0; b < sizeof bytes; b++) { /* the last one takes a byte out */
+            memcpy(changed, source, sizeof source);
+            if (bytes[b] != '\0')
+                changed[at] = bytes[b];
+            else
+                memmove(changed + at, changed + at + 1, sizeof source - at - 1);
+            rc = open_template(changed, tokens, &why);
+            ck_assert(rc == 0 || rc == MODEL_ERR_UNSUPPORTED || rc == MODEL_ERR_FORMAT);
+            if (rc == 0) {
+                ck_assert_int_eq(chat_render(chat, &m, 1, CHAT_CONTINUE, &text, &len, &why), 0);
+                ck_assert_str_eq(text, "<|im_start|>user\nab<|im_end|>\n");
+                free(text);
+                n_taken++;
+            }
+            close_all();
+        }
+    ck_assert_uint_gt(n_taken, 20); /* blanks, and the default message */
+}
+END_TEST
+
+START_TEST(the_nth_allocation_fails_and_the_list_stays)
+{
+    struct chat_message all[] = {message("user", "ab"), message("assistant", "ab")};
+    struct token_list ids = {0};
+    uint64_t n = 0;
+    char *text;
+    size_t len;
+    int rc;
+
+    open_plain();
+    chat_close(chat);
+    do {
+        chat = NULL;
+        text = NULL;
+        alloc_failed = false;
+        allocs_left = n++;
+        rc = chat_open(file, tok, &chat, NULL);
+        if (rc == 0)
+            rc = chat_encode(chat, all, 2, CHAT_GENERATE, &ids, NULL, NULL);
+        if (rc < 0 && ids.n > 0)
+            rc = 1; /* the list was to stay empty */
+        if (rc == 0)
+            rc = chat_encode(chat, all, 1, CHAT_CONTINUE | CHAT_SPECIAL, &ids, NULL, NULL);
+        if (rc == 0)
+            rc = chat_render(chat, all, 2, 0, &text, &len, NULL);
+        allocs_left = UINT64_MAX;
+        ck_assert_int_eq(rc, alloc_failed ? MODEL_ERR_NOMEM : 0);
+        free(text);
+        token_list_release(&ids);
+        chat_close(chat);
+    } while (alloc_failed);
+    chat = NULL;
+    ck_assert_uint_gt(n, 20);
+    close_all();
+}
+END_TEST
+
 static Suite *chat_suite(void)
 {
     Suite *s = suite_create("chat");
@@ -420,6 +494,12 @@ static Suite *chat_suite(void)
     tcase_add_loop_test(tc, templates_of_other_models_are_refused_by_family, 0,
                         (int)(sizeof families / sizeof families[0]));
     tcase_add_test(tc, a_file_without_template_or_markers_is_malformed);
+    suite_add_tcase(s, tc);
+
+    tc = tcase_create("broken");
+    tcase_set_timeout(tc, 120);
+    tcase_add_test(tc, a_template_with_a_byte_changed_is_read_without_harm);
+    tcase_add_test(tc, the_nth_allocation_fails_and_the_list_stays);
     suite_add_tcase(s, tc);
 
     tc = tcase_create("conversations");

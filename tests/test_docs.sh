@@ -58,8 +58,8 @@ example() {
 start_nodes() {
     local model
     model=$(default_model)
-    start_node prefill "$BUILD/prefill/baton-prefill" --model "${model:-$tiny}" --threads 1
-    start_node decode "$BUILD/decode/baton-decode" --model "${model:-$tiny}" --threads 1 --prefill "$address"
+    start_node prefill "$BUILD/prefill/baton-prefill" --model "${model:-$tiny}" --threads 1 --kv-bytes 128M
+    start_node decode "$BUILD/decode/baton-decode" --model "${model:-$tiny}" --threads 1 --kv-bytes 128M --prefill "$address"
 }
 
 the_command_line_example_runs() {

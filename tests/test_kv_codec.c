@@ -571,6 +571,118 @@ START_TEST(declared_lengths_over_their_limit_are_refused_first)
 }
 END_TEST
 
+/* Make a record's CRC right again, as somebody would who knows the format. */
+static void reseal(const struct record *r, uint32_t position)
+{
+    uint32_t crc = 0;
+
+    if (r->kind != HEADER) {
+        crc = kv_crc32c(crc, header.snapshot_id, sizeof(header.snapshot_id));
+        crc = kv_crc32c(crc, &position, sizeof(position));
+    }
+    crc = kv_crc32c(crc, r->bytes + 8, r->len - 8);
+    memcpy(r->bytes + 4, &crc, sizeof(crc));
+}
+
+/* Write value at an offset, with a right CRC; the record must be refused with rc and the text, and
+ * must pass when it is as it was. */
+static void check_forged(struct kv_decoder *d, struct record *r, uint32_t position, size_t offset,
+                         uint32_t value, int rc, const char *text)
+{
+    struct kv_why why = {{0}};
+    uint32_t was;
+
+    memcpy(&was, r->bytes + offset, sizeof(was));
+    ck_assert_uint_ne(was, value);
+    memcpy(r->bytes + offset, &value, sizeof(value));
+    reseal(r, position);
+    ck_assert_int_eq(feed_record(d, r, &why), rc);
+    ck_assert_msg(strstr(why.text, text) != NULL, "\"%s\" is not in \"%s\"", text, why.text);
+    memcpy(r->bytes + offset, &was, sizeof(was));
+    reseal(r, position);
+}
+
+START_TEST(a_right_crc_does_not_excuse_wrong_content)
+{
+    struct kv_decoder *d;
+    struct snapshot s;
+    struct kv_why why;
+
+    set_up(&small, 21);
+    header.base = 2;
+    header.base_ids = (const uint32_t[]){100, 101};
+    s = encode(9); /* frames [2, 9) and [9, 21) */
+    d = open_decoder();
+    check_forged(d, &s.records[0], 0, 16, 1, KV_ERR_FORMAT, "required features");
+    check_forged(d, &s.records[0], 0, 172, 1, KV_ERR_FORMAT, "bytes 172");
+    check_forged(d, &s.records[0], 0, 164, 1, KV_ERR_FORMAT, "past n_bound");
+    check_forged(d, &s.records[0], 0, 228, 7, KV_ERR_CHECK, "base_digest");
+    check_forged(d, &s.records[0], 0, 160, 8, KV_ERR_MISMATCH, "frame_positions is 8");
+    check_forged(d, &s.records[0], 0, 8, 2, KV_ERR_FORMAT, "version is 2");
+    ck_assert_int_eq(feed_record(d, &s.records[0], &why), 0);
+    check_forged(d, &s.records[1], 2, 16, 0, KV_ERR_CHECK, "frame digest");
+    check_forged(d, &s.records[1], 2, 48, 5, KV_ERR_CHECK, "frame digest");
+    check_forged(d, &s.records[1], 3, 8, 3, KV_ERR_ORDER, "first is 3, expected 2");
+    check_forged(d, &s.records[1], 0, 8, 0, KV_ERR_ORDER, "first is 0, expected 2");
+    reseal(&s.records[1], 2);
+    ck_assert_int_eq(feed_record(d, &s.records[1], &why), 0);
+    ck_assert_int_eq(feed_record(d, &s.records[2], &why), 0);
+    check_forged(d, &s.records[3], 21, 8, 9, KV_ERR_FORMAT, "kind is 9");
+    ck_assert_int_eq(feed_record(d, &s.records[3], &why), 0);
+    ck_assert_int_eq(feed_record(d, &s.records[4], &why), 0);
+    check_forged(d, &s.records[5], 22, 8, 22, KV_ERR_CHECK, "n_positions is 22, came 21");
+    check_forged(d, &s.records[5], 21, 12, 3, KV_ERR_CHECK, "n_frames is 3, came 2");
+    check_forged(d, &s.records[5], 21, 16, 1, KV_ERR_CHECK, "n_sections is 1, came 2");
+    check_forged(d, &s.records[5], 21, 20, 1, KV_ERR_FORMAT, "bytes 20");
+    check_forged(d, &s.records[5], 21, 24, 1, KV_ERR_CHECK, "root");
+    reseal(&s.records[5], 21);
+    ck_assert_int_eq(feed_record(d, &s.records[5], &why), 0);
+    kv_decoder_close(d);
+    release(&s);
+    tear_down();
+}
+END_TEST
+
+/* Each record is well formed and has its right digest; only the place is wrong. */
+START_TEST(a_frame_past_the_bound_or_a_border_is_refused)
+{
+    const uint32_t f = 32;
+    struct snapshot s, t;
+    struct kv_decoder *d;
+    struct kv_why why;
+
+    set_up(&wide, 40);
+    ck_assert_uint_eq(header.frame_positions, f);
+    s = encode(0); /* [0, 32) and [32, 40) */
+    header.n_bound = 20;
+    d = open_decoder();
+    ck_assert_int_eq(feed_record(d, &s.records[0], &why), KV_ERR_LIMIT);
+    memcpy(s.records[0].bytes + 164, &(uint32_t){20}, 4);
+    reseal(&s.records[0], 0);
+    ck_assert_int_eq(feed_record(d, &s.records[0], &why), 0);
+    ck_assert_int_eq(feed_record(d, &s.records[1], &why), KV_ERR_ORDER);
+    ck_assert_msg(strstr(why.text, "past n_bound 20") != NULL, "%s", why.text);
+    kv_decoder_close(d);
+
+    /* A frame of 32 from 5 on: full frames are within the length limit, but 37 is past the border.
+     */
+    header.n_bound = 50;
+    t = encode(5); /* [0, 5), [5, 32), [32, 40) */
+    d = open_decoder();
+    ck_assert_int_eq(feed_record(d, &t.records[0], &why), 0);
+    ck_assert_int_eq(feed_record(d, &t.records[1], &why), 0);
+    memcpy(s.records[1].bytes + 8, &(uint32_t){5}, 4);
+    reseal(&s.records[1], 5);
+    ck_assert_int_eq(feed_record(d, &s.records[1], &why), KV_ERR_ORDER);
+    ck_assert_msg(strstr(why.text, "past a multiple of 32") != NULL, "%s", why.text);
+    ck_assert_int_eq(feed_record(d, &t.records[2], &why), 0);
+    kv_decoder_close(d);
+    release(&s);
+    release(&t);
+    tear_down();
+}
+END_TEST
+
 START_TEST(an_encoder_refuses_what_no_decoder_would_take)
 {
     struct kv_snapshot_header h;
@@ -637,6 +749,8 @@ int main(void)
     tcase_add_test(tc, a_frame_of_another_snapshot_is_refused);
     tcase_add_test(tc, a_header_that_differs_is_refused_naming_field_and_both_values);
     tcase_add_test(tc, declared_lengths_over_their_limit_are_refused_first);
+    tcase_add_test(tc, a_right_crc_does_not_excuse_wrong_content);
+    tcase_add_test(tc, a_frame_past_the_bound_or_a_border_is_refused);
     tcase_add_test(tc, an_encoder_refuses_what_no_decoder_would_take);
     srunner_run_all(sr, CK_ENV);
     n_failed = srunner_ntests_failed(sr);

@@ -315,12 +315,11 @@ START_TEST(counts_follow_the_probabilities)
     ck_assert_double_lt(chi_square(&p, 8, want, 20000), 10.8);
     p.min_p = 0;
     p.temperature = 2; /* square roots */
-    for (int i = 0, j = 0; j < 2; j++)
-        for (i = 0, sum = j == 0 ? 0 : sum; i < 8; i++)
-            if (j == 0)
-                sum += pow(2, -power[i] / 2.0);
-            else
-                want[i] = pow(2, -power[i] / 2.0) / sum;
+    sum = 0;
+    for (int i = 0; i < 8; i++)
+        sum += pow(2, -power[i] / 2.0);
+    for (int i = 0; i < 8; i++)
+        want[i] = pow(2, -power[i] / 2.0) / sum;
     ck_assert_double_lt(chi_square(&p, 8, want, 20000), 24.3);
     close_sampler();
 }

@@ -127,7 +127,7 @@ START_TEST(the_next_message_is_read_only_when_asked_for)
     for (i = 1; i <= 4; i++) {
         ck_assert(listener_wait_messages(&l, i));
         sleep_ms(20);
-        ck_assert_int_eq(l.n_messages, i);
+        ck_assert_int_eq(listener_get(&l, &l.n_messages), i);
         transport_request_next(l.request);
     }
     ck_assert(listener_wait(&l, 5000));
@@ -398,7 +398,8 @@ START_TEST(a_deadline_ends_both_sides)
     ck_assert_int_eq(listener_start(&l, channel, "/t.T/Hold", fixture_text(""), 150), 0);
     call = tally_take();
     ck_assert_int_gt(transport_call_deadline(call) / 1000000, start_ms);
-    ck_assert_int_le(transport_call_deadline(call) / 1000000, now_ms() + 150);
+    /* gRPC rounds what is left up on its way. */
+    ck_assert_int_le(transport_call_deadline(call) / 1000000, now_ms() + 200);
     ck_assert(listener_wait(&l, 5000));
     ck_assert_int_eq(l.code, TRANSPORT_DEADLINE_EXCEEDED);
     ck_assert_int_ge(now_ms() - start_ms, 149);
@@ -452,6 +453,45 @@ START_TEST(a_client_s_cancel_reaches_the_owner)
 }
 END_TEST
 
+static void *finish_soon(void *arg)
+{
+    struct transport_call *call = arg;
+
+    transport_call_send(call, fixture_payload(0, 100));
+    transport_call_finish(call, TRANSPORT_OK, NULL);
+    transport_call_unref(call);
+    return NULL;
+}
+
+START_TEST(a_finish_that_meets_a_cancel_ends_the_call_once)
+{
+    struct transport_call *call;
+    struct listener l;
+    pthread_t thread;
+    int i;
+
+    for (i = 0; i < 300; i++) {
+        listener_init(&l);
+        ck_assert_int_eq(listener_start(&l, channel, "/t.T/Hold", fixture_text(""), 20000), 0);
+        call = tally_take();
+        transport_call_ref(call);
+        ck_assert_int_eq(pthread_create(&thread, NULL, finish_soon, call), 0);
+        transport_request_cancel(l.request);
+        if (i % 3 == 0)
+            transport_call_abort(call, TRANSPORT_ABORTED, "");
+        transport_call_unref(call);
+        ck_assert(listener_wait(&l, 5000));
+        ck_assert(l.code == TRANSPORT_OK || l.code == TRANSPORT_CANCELLED ||
+                  l.code == TRANSPORT_ABORTED);
+        pthread_join(thread, NULL);
+        ck_assert(tally_wait(&tally.done, i + 1));
+        ck_assert_int_eq(tally_get(&tally.done), i + 1);
+        listener_release(&l);
+    }
+    ck_assert(tally_wait(&tally.released, 300));
+}
+END_TEST
+
 START_TEST(a_cancel_before_the_call_is_out_ends_it)
 {
     struct listener l;
@@ -502,7 +542,7 @@ START_TEST(closing_a_channel_ends_its_requests)
             transport_channel_close(channel);
         channel = i == 2 ? NULL : channel;
         if (i < 2)
-            ck_assert_int_eq(l[i].n_ends, 0);
+            ck_assert_int_eq(listener_get(&l[i], &l[i].n_ends), 0);
         /* Kept till the close below waits for them: finished when cancelled. */
         if (i == 2)
             ck_assert(tally_wait(&tally.cancelled, 1));
@@ -626,7 +666,7 @@ START_TEST(an_abort_overtakes_what_is_stuck)
     read_on(&l);
     ck_assert(listener_wait(&l, 5000));
     ck_assert_int_lt(now_ms() - start_ms, 2000);
-    ck_assert_int_lt(l.n_messages, (int)n - 2);
+    ck_assert_int_le(l.n_messages, (int)n - 2); /* 3 were queued, 1 of them being written */
     ck_assert(l.in_order && l.unharmed);
     ck_assert_int_eq(l.code, TRANSPORT_UNAVAILABLE);
     ck_assert_str_eq(l.details, "no more \xe2\x82\xac");
@@ -855,6 +895,7 @@ int main(void)
     tcase_add_test(calls, a_deadline_ends_both_sides);
     tcase_add_test(calls, a_deadline_of_no_time_is_invalid);
     tcase_add_test(calls, a_client_s_cancel_reaches_the_owner);
+    tcase_add_test(calls, a_finish_that_meets_a_cancel_ends_the_call_once);
     tcase_add_test(calls, a_cancel_before_the_call_is_out_ends_it);
     tcase_add_test(calls, an_owner_may_finish_from_another_thread_after_queued_messages);
     tcase_add_test(calls, closing_a_channel_ends_its_requests);

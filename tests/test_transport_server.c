@@ -272,7 +272,7 @@ START_TEST(a_call_that_ends_within_the_grace_ends_well)
                      TRANSPORT_UNAVAILABLE);
     ck_assert_int_eq(transport_unary(ch, "/t.T/Echo", fixture_text(""), 5000, false, NULL, NULL),
                      TRANSPORT_UNAVAILABLE);
-    ck_assert_int_eq(l.n_ends, 0);
+    ck_assert_int_eq(listener_get(&l, &l.n_ends), 0);
     ck_assert_int_eq(transport_call_send(call, fixture_text("last words")), 0);
     transport_call_finish(call, TRANSPORT_OK, NULL);
     transport_call_unref(call);

@@ -396,3 +396,13 @@ bool listener_wait_messages(struct listener *l, int n)
     pthread_mutex_unlock(&l->lock);
     return there;
 }
+
+int listener_get(struct listener *l, const int *counter)
+{
+    int n;
+
+    pthread_mutex_lock(&l->lock);
+    n = *counter;
+    pthread_mutex_unlock(&l->lock);
+    return n;
+}

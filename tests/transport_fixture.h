@@ -70,6 +70,8 @@ int listener_start(struct listener *l, struct transport_channel *ch, const char 
 /* Wait for the end; false after ms. */
 bool listener_wait(struct listener *l, int64_t ms);
 bool listener_wait_messages(struct listener *l, int n);
+/* A counter of a listener that is still told things. */
+int listener_get(struct listener *l, const int *counter);
 
 int64_t now_ms(void);
 

@@ -162,7 +162,8 @@ size_t transport_call_queued(const struct transport_call *c);
  * second finish of a call does nothing. */
 void transport_call_finish(struct transport_call *c, int code, const char *details);
 /* Drop what is queued and end the call with a status, not TRANSPORT_OK, at once: after a finish,
- * too, as long as its status waits behind messages. */
+ * too, as long as its status waits behind messages.  The client sees it behind those messages that
+ * have reached it already. */
 void transport_call_abort(struct transport_call *c, int code, const char *details);
 bool transport_call_cancelled(const struct transport_call *c);
 /* CLOCK_MONOTONIC nanoseconds; INT64_MAX: none. */
@@ -196,7 +197,9 @@ struct transport_request_events {
     /* A message came.  The next is read only after transport_request_next(): that is the receiver's
      * flow control.  Borrowed: ref it to keep it. */
     void (*on_message)(void *user, struct transport_request *r, struct transport_message *m);
-    /* The call is over: always, exactly once, last.  details is "" where there are none. */
+    /* The call is over: always, exactly once, last.  details is "" where there are none.  An end
+     * that the server sent comes after its messages were read, so keep asking for the next; a
+     * cancel, the deadline and a lost connection come at once, whatever is unread. */
     void (*on_end)(void *user, struct transport_request *r, int code, const char *details);
 };
 

@@ -39,7 +39,7 @@ struct transport_call {
     char *peer;
     char *metadata; /* key NUL value NUL ..., then an empty key */
     bool counted;
-    bool repost; /* gRPC has one request less while this call lives */
+    bool repost; /* no next call could be posted: this one's memory is for it */
 
     atomic_uint refs;
     atomic_uint owners;
@@ -86,12 +86,9 @@ static void on_posted(struct transport_tag *tag, bool ok);
 
 /* ---- Memory ---- */
 
-static struct transport_call *call_new(struct server_slot *slot)
+static void call_init(struct transport_call *c, struct server_slot *slot)
 {
-    struct transport_call *c = calloc(1, sizeof(*c));
-
-    if (!c)
-        return NULL;
+    memset(c, 0, sizeof(*c));
     c->slot = slot;
     c->accepted.fn = on_accepted;
     c->closed.fn = on_closed;
@@ -101,10 +98,9 @@ static struct transport_call *call_new(struct server_slot *slot)
     atomic_init(&c->owners, 1);
     pthread_mutex_init(&c->lock, NULL);
     grpc_metadata_array_init(&c->request_metadata);
-    return c;
 }
 
-static void call_free(struct transport_call *c)
+static void call_release(struct transport_call *c)
 {
     assert(!c->first && !c->sent && !c->grpc);
     grpc_metadata_array_destroy(&c->request_metadata);
@@ -112,8 +108,9 @@ static void call_free(struct transport_call *c)
     gpr_free(c->peer);
     free(c->metadata);
     free(c->details);
-    free(c);
 }
+
+static int call_post(struct transport_call *c);
 
 static void call_put(struct transport_call *c)
 {
@@ -122,9 +119,13 @@ static void call_put(struct transport_call *c)
 
     if (atomic_fetch_sub_explicit(&c->refs, 1, memory_order_acq_rel) != 1)
         return;
-    call_free(c);
-    if (repost)
-        server_call_post(slot);
+    call_release(c);
+    if (repost) {
+        call_init(c, slot);
+        call_post(c);
+    } else {
+        free(c);
+    }
     server_call_freed(slot->server);
 }
 
@@ -163,22 +164,32 @@ static struct transport_out *take_queue(struct transport_call *c)
 
 /* ---- A new call ---- */
 
-int server_call_post(struct server_slot *slot)
+/* Takes the call, also on failure. */
+static int call_post(struct transport_call *c)
 {
-    struct transport_call *c = call_new(slot);
+    struct server_slot *slot = c->slot;
     grpc_call_error error;
 
-    if (!c)
-        return TRANSPORT_ERR_NOMEM;
     transport_cq_give(&c->accepted);
     error = grpc_server_request_registered_call(slot->server->grpc, slot->registered, &c->grpc,
                                                 &c->deadline, &c->request_metadata, &c->request,
                                                 slot->cq, slot->cq, &c->accepted);
     if (error != GRPC_CALL_OK) {
-        call_free(c);
+        call_release(c);
+        free(c);
         return TRANSPORT_ERR_CLOSED;
     }
     return 0;
+}
+
+int server_call_post(struct server_slot *slot)
+{
+    struct transport_call *c = malloc(sizeof(*c));
+
+    if (!c)
+        return TRANSPORT_ERR_NOMEM;
+    call_init(c, slot);
+    return call_post(c);
 }
 
 static int64_t monotonic_ns(gpr_timespec deadline)
@@ -267,9 +278,11 @@ static void on_accepted(struct transport_tag *tag, bool ok)
     bool admitted;
 
     if (!ok) { /* the server shuts down */
-        call_free(c);
+        call_release(c);
+        free(c);
         return;
     }
+    /* Without memory for a next one, this one's is used again. */
     c->repost = server_call_post(c->slot) == TRANSPORT_ERR_NOMEM;
     admitted = server_call_begins(c->slot->server, c->slot->counted);
     c->counted = admitted && c->slot->counted;
@@ -284,15 +297,6 @@ static void on_accepted(struct transport_tag *tag, bool ok)
 }
 
 /* ---- Sending ---- */
-
-static grpc_op *add_op(grpc_op *ops, size_t *n, grpc_op_type type)
-{
-    grpc_op *op = &ops[(*n)++];
-
-    memset(op, 0, sizeof(*op));
-    op->op = type;
-    return op;
-}
 
 /* With the lock held and nothing being written: what can be sent now, in ops[3].  A message and a
  * status that follows it go in one batch, and so to the wire in one write. */
@@ -310,7 +314,7 @@ static size_t next_batch(struct transport_call *c, grpc_op *ops, grpc_slice *det
     if (!message && !status)
         return 0;
     if (!c->initial)
-        add_op(ops, &n, GRPC_OP_SEND_INITIAL_METADATA);
+        transport_cq_op(ops, &n, GRPC_OP_SEND_INITIAL_METADATA);
     c->initial = true;
     if (message) {
         c->first = out->next;
@@ -319,10 +323,10 @@ static size_t next_batch(struct transport_call *c, grpc_op *ops, grpc_slice *det
         c->n_queued--;
         c->sent_bytes = out->bytes;
         c->sent = transport_out_buffer(out);
-        add_op(ops, &n, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = c->sent;
+        transport_cq_op(ops, &n, GRPC_OP_SEND_MESSAGE)->data.send_message.send_message = c->sent;
     }
     if (status) {
-        grpc_op *op = add_op(ops, &n, GRPC_OP_SEND_STATUS_FROM_SERVER);
+        grpc_op *op = transport_cq_op(ops, &n, GRPC_OP_SEND_STATUS_FROM_SERVER);
         op->data.send_status_from_server.status = (grpc_status_code)c->code;
         if (c->details) {
             *details = grpc_slice_from_copied_string(c->details);
@@ -612,94 +616,4 @@ const char *transport_call_metadata(const struct transport_call *c, const char *
         p = value + strlen(value) + 1;
     }
     return NULL;
-}
-
-/* ---- Calls of unknown methods ---- */
-
-struct unknown {
-    struct transport_tag accepted, answered;
-    struct transport_server *server;
-    grpc_completion_queue *cq;
-    grpc_call *call;
-    grpc_call_details details;
-    grpc_metadata_array metadata;
-    int close_flag;
-};
-
-static void unknown_free(struct unknown *u)
-{
-    if (u->call)
-        grpc_call_unref(u->call);
-    grpc_call_details_destroy(&u->details);
-    grpc_metadata_array_destroy(&u->metadata);
-    free(u);
-}
-
-static void unknown_answered(struct transport_tag *tag, bool ok)
-{
-    struct unknown *u = TRANSPORT_CONTAINER(tag, struct unknown, answered);
-    struct transport_server *s = u->server;
-
-    (void)ok;
-    unknown_free(u);
-    server_call_ended(s, false);
-    server_call_freed(s);
-}
-
-static void unknown_answer(struct unknown *u)
-{
-    char text[TRANSPORT_DETAIL_BYTES] = "unknown method ";
-    size_t n = strlen(text), length = GRPC_SLICE_LENGTH(u->details.method);
-    grpc_slice details;
-    grpc_op ops[3];
-    size_t n_ops = 0;
-    grpc_op *op;
-
-    if (length > sizeof(text) - n - 1)
-        length = sizeof(text) - n - 1;
-    memcpy(text + n, GRPC_SLICE_START_PTR(u->details.method), length);
-    details = grpc_slice_from_copied_buffer(text, n + length);
-    add_op(ops, &n_ops, GRPC_OP_RECV_CLOSE_ON_SERVER)->data.recv_close_on_server.cancelled =
-        &u->close_flag;
-    add_op(ops, &n_ops, GRPC_OP_SEND_INITIAL_METADATA);
-    op = add_op(ops, &n_ops, GRPC_OP_SEND_STATUS_FROM_SERVER);
-    op->data.send_status_from_server.status = GRPC_STATUS_UNIMPLEMENTED;
-    op->data.send_status_from_server.status_details = &details;
-    if (!transport_cq_batch(u->call, ops, n_ops, &u->answered))
-        unknown_answered(&u->answered, false);
-    grpc_slice_unref(details);
-}
-
-static void unknown_accepted(struct transport_tag *tag, bool ok)
-{
-    struct unknown *u = TRANSPORT_CONTAINER(tag, struct unknown, accepted);
-
-    if (!ok) {
-        unknown_free(u);
-        return;
-    }
-    server_unknown_post(u->server, u->cq);
-    server_call_begins(u->server, false);
-    unknown_answer(u);
-}
-
-int server_unknown_post(struct transport_server *s, grpc_completion_queue *cq)
-{
-    struct unknown *u = calloc(1, sizeof(*u));
-
-    if (!u)
-        return TRANSPORT_ERR_NOMEM;
-    u->accepted.fn = unknown_accepted;
-    u->answered.fn = unknown_answered;
-    u->server = s;
-    u->cq = cq;
-    grpc_call_details_init(&u->details);
-    grpc_metadata_array_init(&u->metadata);
-    transport_cq_give(&u->accepted);
-    if (grpc_server_request_call(s->grpc, &u->call, &u->details, &u->metadata, cq, cq,
-                                 &u->accepted) != GRPC_CALL_OK) {
-        unknown_free(u);
-        return TRANSPORT_ERR_CLOSED;
-    }
-    return 0;
 }

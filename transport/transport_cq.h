@@ -8,6 +8,7 @@
 #include <pthread.h>
 #include <stdbool.h>
 #include <stddef.h>
+#include <string.h>
 
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
@@ -59,6 +60,16 @@ struct transport_cq {
 int transport_cq_open(struct transport_cq *q);
 /* Nothing may be started on it any more: gRPC aborts the process over it.  Waits for all tags. */
 void transport_cq_close(struct transport_cq *q);
+
+/* One more op in ops[*n], empty but for its type. */
+static inline grpc_op *transport_cq_op(grpc_op *ops, size_t *n, grpc_op_type type)
+{
+    grpc_op *op = &ops[(*n)++];
+
+    memset(op, 0, sizeof(*op));
+    op->op = type;
+    return op;
+}
 
 /* Calls on one call are in order by the caller's doing.  On false the tag will not come, and the
  * call is good for nothing but to be cancelled. */

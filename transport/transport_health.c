@@ -80,6 +80,14 @@ static int request_known(const struct transport_health *h, struct transport_mess
     return known;
 }
 
+static void refuse(struct transport_call *call, int error)
+{
+    if (error == TRANSPORT_ERR_NOMEM)
+        transport_call_finish(call, TRANSPORT_RESOURCE_EXHAUSTED, "no memory");
+    else
+        transport_call_finish(call, TRANSPORT_INVALID_ARGUMENT, "not a HealthCheckRequest");
+}
+
 /* ---- Check ---- */
 
 static void check(void *user, struct transport_call *call, struct transport_message *message)
@@ -103,7 +111,7 @@ static void check(void *user, struct transport_call *call, struct transport_mess
     else if (known == 0)
         transport_call_finish(call, TRANSPORT_NOT_FOUND, "unknown service");
     else
-        transport_call_finish(call, TRANSPORT_INVALID_ARGUMENT, "not a HealthCheckRequest");
+        refuse(call, known);
     transport_call_unref(call);
 }
 
@@ -113,35 +121,6 @@ static void watch_put(struct watch *w)
 {
     if (atomic_fetch_sub_explicit(&w->refs, 1, memory_order_acq_rel) == 1)
         free(w);
-}
-
-/* Send the state if it is not the one sent last.  No lock is held while sending. */
-static void push(struct watch *w)
-{
-    struct transport_health *h = w->health;
-    struct transport_call *call;
-    struct transport_out *out;
-    int status;
-
-    pthread_mutex_lock(&h->lock);
-    if (!w->pushing) {
-        w->pushing = true;
-        while (w->listed && (status = status_of(h, w->known)) != w->last &&
-               (h->stopped || transport_call_queued(w->call) == 0)) {
-            w->last = status;
-            call = transport_call_ref(w->call); /* listed, so it is there; soon it may not be */
-            pthread_mutex_unlock(&h->lock);
-            out = pack_response(status);
-            if (out)
-                transport_call_send(call, out);
-            else
-                transport_call_abort(call, TRANSPORT_RESOURCE_EXHAUSTED, "no memory");
-            transport_call_unref(call);
-            pthread_mutex_lock(&h->lock);
-        }
-        w->pushing = false;
-    }
-    pthread_mutex_unlock(&h->lock);
 }
 
 /* Take it off the list and end its call; the first to come does it. */
@@ -162,6 +141,52 @@ static void watch_end(struct watch *w, int code, const char *details)
         return;
     transport_call_finish(w->call, code, details);
     transport_call_unref(w->call);
+}
+
+/* With the lock held, which is let go meanwhile: send the state as long as it is not the one sent
+ * last.  Whether all went well. */
+static bool push_changes(struct watch *w)
+{
+    struct transport_health *h = w->health;
+    struct transport_call *call;
+    struct transport_out *out;
+    int status;
+
+    while (w->listed && (status = status_of(h, w->known)) != w->last &&
+           (h->stopped || transport_call_queued(w->call) == 0)) {
+        w->last = status;
+        call = transport_call_ref(w->call); /* listed, so it is there; soon it may not be */
+        pthread_mutex_unlock(&h->lock);
+        out = pack_response(status);
+        if (out)
+            transport_call_send(call, out);
+        transport_call_unref(call);
+        pthread_mutex_lock(&h->lock);
+        if (!out)
+            return false;
+    }
+    return true;
+}
+
+/* Tell a watch what has changed, and that it ends when the service is stopped.  One thread at a
+ * time does; what changes meanwhile is its business, too. */
+static void push(struct watch *w)
+{
+    struct transport_health *h = w->health;
+    bool well = true, stopped = false;
+
+    pthread_mutex_lock(&h->lock);
+    if (!w->pushing) {
+        w->pushing = true;
+        well = push_changes(w);
+        w->pushing = false;
+        stopped = h->stopped;
+    }
+    pthread_mutex_unlock(&h->lock);
+    if (stopped)
+        watch_end(w, TRANSPORT_UNAVAILABLE, "the server closes");
+    else if (!well)
+        watch_end(w, TRANSPORT_RESOURCE_EXHAUSTED, "no memory");
 }
 
 static void on_watch_cancel(void *user, struct transport_call *call)
@@ -217,7 +242,7 @@ static void watch(void *user, struct transport_call *call, struct transport_mess
 
     known = request_known(h, message);
     if (known < 0) {
-        transport_call_finish(call, TRANSPORT_INVALID_ARGUMENT, "not a HealthCheckRequest");
+        refuse(call, known);
         transport_call_unref(call);
         return;
     }
@@ -272,7 +297,6 @@ void health_stop(struct transport_health *h)
     pthread_mutex_unlock(&h->lock);
     for (i = 0; i < n; i++) {
         push(watches[i]);
-        watch_end(watches[i], TRANSPORT_UNAVAILABLE, "the server closes");
         watch_put(watches[i]);
     }
 }
@@ -345,12 +369,13 @@ int transport_health(struct transport_channel *ch, const char *service, int64_t 
     if (rc != TRANSPORT_OK)
         return -rc;
     bytes = transport_message_flat(reply);
+    rc = bytes ? -TRANSPORT_INTERNAL : -TRANSPORT_RESOURCE_EXHAUSTED;
     if (bytes)
         response = grpc__health__v1__health_check_response__unpack(
             NULL, transport_message_bytes(reply), bytes);
     transport_message_unref(reply);
     if (!response)
-        return -TRANSPORT_INTERNAL;
+        return rc;
     rc = response->status == HEALTH_STATUS(SERVING);
     grpc__health__v1__health_check_response__free_unpacked(response, NULL);
     return rc;

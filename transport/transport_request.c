@@ -32,6 +32,7 @@ struct transport_request {
     grpc_slice details;
     grpc_byte_buffer *sent, *got;
     bool ask_failed;
+    bool no_memory; /* for a message that came */
 
     pthread_mutex_t lock;
     /* Guarded by lock. */
@@ -113,6 +114,10 @@ static void request_settle(struct transport_request *r)
         return;
     transport_status_text(details, (const char *)GRPC_SLICE_START_PTR(r->details),
                           GRPC_SLICE_LENGTH(r->details));
+    if (r->no_memory) { /* the peer may long have said OK */
+        r->code = GRPC_STATUS_RESOURCE_EXHAUSTED;
+        strcpy(details, "no memory for a message");
+    }
     if (r->sent)
         grpc_byte_buffer_destroy(r->sent);
     r->sent = NULL;
@@ -149,8 +154,10 @@ static void on_received(struct transport_tag *tag, bool ok)
     r->asked = false;
     r->last = !m;
     pthread_mutex_unlock(&r->lock);
-    if (any && !m)
-        grpc_call_cancel_with_status(r->grpc, GRPC_STATUS_RESOURCE_EXHAUSTED, "no memory", NULL);
+    if (any && !m) {
+        r->no_memory = true;
+        grpc_call_cancel(r->grpc, NULL);
+    }
     if (m && r->events.on_message)
         r->events.on_message(r->user, r, m);
     transport_message_unref(m);
