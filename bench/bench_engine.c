@@ -375,7 +375,7 @@ static int run_threads(struct bench *b, uint32_t n_threads)
 static int run_all(const struct options *o)
 {
     struct bench b = {.options = o};
-    struct kv_cache_config cache = {.page_tokens = KV_PAGE_TOKENS_DEFAULT};
+    struct kv_cache_config cache = {.page_tokens = KV_PAGE_TOKENS_DEFAULT, .arena = true};
     struct kv_why why = {"out of memory"};
     const struct model_params *p;
     int rc;

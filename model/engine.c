@@ -4,8 +4,11 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 #include <xxhash.h>
+
+enum { HUGE_PAGE = 2 << 20 };
 
 /* ---- Opening ---- */
 
@@ -183,12 +186,13 @@ int engine_open(const struct engine_config *config, struct engine **out, struct 
     e->max_items = config->max_items;
     plan_sizes(e);
     carve_all(e);
-    if (posix_memalign(&arena, 64, e->arena_bytes) != 0) {
+    if (posix_memalign(&arena, HUGE_PAGE, e->arena_bytes) != 0) {
         rc = kv_fail(why, MODEL_ERR_NOMEM, "no memory for %zu bytes of scratch (max_rows %u)",
                      e->arena_bytes, e->max_rows);
         goto out;
     }
     e->arena = arena;
+    (void)madvise(arena, e->arena_bytes, MADV_HUGEPAGE); /* where the kernel has none, so be it */
     memset(arena, 0, e->arena_bytes);
     carve_all(e);
     plan_layers(e);

@@ -6,6 +6,7 @@
 #include <limits.h>
 #include <linux/futex.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
@@ -16,7 +17,10 @@
 #endif
 
 enum {
-    SPIN_NS = 50 * 1000, /* waking a parked thread costs about this in a virtual machine */
+    SPIN_NS = 10 * 1000,
+    /* Then let others run: where there are more threads than cores, the one waited for may need
+     * this core.  Alone a yield takes some 300 ns; a thread that has yielded so long, parks. */
+    YIELDS = 100,
     CALIBRATE_PAUSES = 256,
 };
 
@@ -72,6 +76,11 @@ static void gate_wait(struct gate *g, unsigned turn, uint32_t n_pauses)
         if (atomic_load_explicit(&g->turn, memory_order_acquire) != turn)
             return;
         relax();
+    }
+    for (int i = 0; i < YIELDS; i++) {
+        if (atomic_load_explicit(&g->turn, memory_order_acquire) != turn)
+            return;
+        sched_yield();
     }
     atomic_fetch_add(&g->n_parked, 1);
     while (atomic_load(&g->turn) == turn)

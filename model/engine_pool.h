@@ -1,8 +1,9 @@
 /* The compute threads of an engine.
  *
  * engine_pool_run() runs one function on every thread at once, the caller's included; inside it the
- * threads meet at engine_pool_sync().  A thread that waits spins for some tens of microseconds,
- * about as long as it takes to wake a sleeper, then parks in the kernel: an idle pool uses no CPU.
+ * threads meet at engine_pool_sync().  A thread that waits spins for some microseconds, then yields
+ * its core for about as long as it takes to wake a sleeper, then parks in the kernel: an idle pool
+ * uses no CPU.
  *
  * Every thread computes with MXCSR 0x1F80 (round to nearest, subnormals kept, nothing trapped),
  * whatever a library of the process has set; the caller gets its own back.  Private to model/. */
