@@ -28,12 +28,18 @@ static int check_sampling(struct decode_request *r, struct kv_why *why)
     sampler_defaults(&r->sampling);
     if (s == NULL)
         return TRANSPORT_OK;
+    if (s->temperature > DECODE_MAX_TEMPERATURE)
+        return REFUSE(why, "sampling.temperature: %g is more than %d", (double)s->temperature,
+                      (int)DECODE_MAX_TEMPERATURE);
     r->sampling.temperature = s->temperature;
     r->sampling.top_k = s->top_k;
     r->sampling.min_p = s->min_p;
     r->sampling.seed = s->seed;
-    if (s->optional_top_p_case == BATON__V1__SAMPLING__OPTIONAL_TOP_P_TOP_P)
+    if (s->optional_top_p_case == BATON__V1__SAMPLING__OPTIONAL_TOP_P_TOP_P) {
+        if (s->top_p == 0)
+            return REFUSE(why, "sampling.top_p: 0 keeps no token, leave it out to keep all");
         r->sampling.top_p = s->top_p;
+    }
     if (sampler_check(&r->sampling, &inner) < 0)
         return REFUSE(why, "sampling.%s", inner.text);
     return TRANSPORT_OK;

@@ -26,6 +26,7 @@ enum {
     DECODE_TICK_MS = 50,
     /* A step with a prompt's chunk in it, while others stream. */
     DECODE_SHARED_STEP_MS = 50,
+    DECODE_MAX_TEMPERATURE = 100,
     DECODE_MAX_STOP_IDS = 64,
     DECODE_SALT_BYTES = 64,
     /* Calls beside those that wait or run: unary ones, and those whose end is not read yet. */
