@@ -26,7 +26,7 @@ struct decode_flight {
     /* Left by a gRPC thread before it puts the mail: one message at a time, then the end. */
     struct transport_message *arrived;
     int code;
-    char details[DECODE_WHY_BYTES];
+    char details[384];
 
     pthread_mutex_t lock;
     /* Guarded by lock. */
@@ -352,8 +352,7 @@ static void work_message(struct decode_flight *f)
         /* Behind a seal nothing counts; behind a take-over nothing is wanted. */
         more = f->landing.outcome == DECODE_SEALED;
     } else if (record(f, m, &why) < 0) {
-        snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %.180s", f->peer->address,
-                 why.text);
+        snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %s", f->peer->address, why.text);
         flight_over(f, DECODE_FALSE);
         more = false;
     } else if (f->landing.outcome == DECODE_SEALED) {
@@ -376,10 +375,10 @@ static void work_end(struct decode_flight *f)
                  f->peer->address);
         flight_over(f, DECODE_FALSE);
     } else if (!f->closed) {
-        snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %s: %.150s", f->peer->address,
+        snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %s: %s", f->peer->address,
                  transport_status_name(f->code), f->details);
         if (f->code == TRANSPORT_UNAVAILABLE)
-            decode_peer_failed(f->peer);
+            decode_peers_failed(&f->node->peers, f->peer);
         flight_over(f, DECODE_BROKEN);
     }
     pthread_mutex_unlock(&f->lock);

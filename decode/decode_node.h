@@ -31,7 +31,7 @@ enum {
     DECODE_SALT_BYTES = 64,
     /* Calls beside those that wait or run: unary ones, and those whose end is not read yet. */
     DECODE_EXTRA_CALLS = 64,
-    DECODE_WHY_BYTES = 320,
+    DECODE_WHY_BYTES = 512,
 };
 
 /* Namespaces are derived from it until clients have tenants of their own. */

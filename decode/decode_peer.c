@@ -5,7 +5,7 @@ static const char service[] = "baton.v1.Prefill";
 int decode_peers_open(struct decode_peers *p, const struct node_strings *addresses,
                       uint32_t max_message_bytes, char *error)
 {
-    if (node_inbox_init(&p->stop) < 0)
+    if (node_inbox_init(&p->watch) < 0)
         return -1;
     for (size_t i = 0; i < addresses->n; i++) {
         struct decode_peer *peer = &p->items[i];
@@ -27,7 +27,7 @@ void decode_peers_close(struct decode_peers *p)
     for (uint32_t i = 0; i < p->n; i++)
         transport_channel_close(p->items[i].channel);
     p->n = 0;
-    node_inbox_release(&p->stop);
+    node_inbox_release(&p->watch);
 }
 
 static void ask(struct decode_peer *peer)
@@ -44,25 +44,27 @@ void *decode_peers_watch(void *arg)
     struct decode_peers *p = arg;
     bool all;
 
-    while (!atomic_load(&p->stopping)) {
+    while (!atomic_load(&p->watchping)) {
         all = true;
-        for (uint32_t i = 0; i < p->n && !atomic_load(&p->stopping); i++) {
+        for (uint32_t i = 0; i < p->n && !atomic_load(&p->watchping); i++) {
             ask(&p->items[i]);
             all = all && atomic_load(&p->items[i].serving);
         }
-        node_inbox_take(&p->stop, all ? DECODE_HEALTH_EVERY_MS : DECODE_HEALTH_RETRY_MS);
+        node_inbox_take(&p->watch, all ? DECODE_HEALTH_EVERY_MS : DECODE_HEALTH_RETRY_MS);
     }
     return NULL;
 }
 
 void decode_peers_stop(struct decode_peers *p)
 {
-    atomic_store(&p->stopping, true);
-    node_inbox_wake(&p->stop);
+    atomic_store(&p->watchping, true);
+    node_inbox_wake(&p->watch);
 }
 
-void decode_peer_failed(struct decode_peer *peer)
+void decode_peers_failed(struct decode_peers *p, struct decode_peer *peer)
 {
-    if (atomic_exchange(&peer->serving, false))
-        node_log(NODE_WARN, "peer", "prefill=%s serving=0 why=call", peer->address);
+    if (!atomic_exchange(&peer->serving, false))
+        return;
+    node_log(NODE_WARN, "peer", "prefill=%s serving=0 why=call", peer->address);
+    node_inbox_wake(&p->watch);
 }

@@ -28,7 +28,8 @@ struct decode_peer {
 struct decode_peers {
     struct decode_peer items[DECODE_MAX_PEERS];
     uint32_t n;
-    struct node_inbox stop; /* woken when the watcher has to end */
+    struct node_inbox
+        watch; /* the watcher sleeps on it; woken when there is something to look at */
     atomic_bool stopping;
 };
 
@@ -39,7 +40,7 @@ int decode_peers_open(struct decode_peers *p, const struct node_strings *address
 void decode_peers_close(struct decode_peers *p);
 void *decode_peers_watch(void *peers); /* thread */
 void decode_peers_stop(struct decode_peers *p);
-/* A call to it failed: not serving until it says otherwise. */
-void decode_peer_failed(struct decode_peer *peer);
+/* A call to it failed: not serving until it says otherwise, which it is asked at once. */
+void decode_peers_failed(struct decode_peers *p, struct decode_peer *peer);
 
 #endif

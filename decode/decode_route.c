@@ -127,26 +127,31 @@ static bool take_slot(struct decode_scheduler *s, struct decode_request *r)
     return false;
 }
 
+/* How far a request's context may come. */
+static uint32_t reserve_to(const struct decode_request *r)
+{
+    /* max_tokens is cut to the context, and the last token needs no position. */
+    return r->n_prompt + r->max_tokens - 1;
+}
+
 bool decode_route_admit(struct decode_scheduler *s, struct decode_request *r)
 {
-    uint32_t reserve_to = r->n_prompt + r->max_tokens - 1;
     bool alone = atomic_load(&s->node->n_running) == 0;
     struct kv_match m;
     struct kv_why why;
     int rc;
 
-    /* max_tokens is cut to the context, and the last token needs no position. */
-    assert(reserve_to < s->node->runtime.n_ctx);
+    assert(reserve_to(r) < s->node->runtime.n_ctx);
     if (!take_slot(s, r))
         return false;
-    rc = kv_cache_match(s->node->runtime.cache, &r->ns, r->ids.ids, r->n_prompt, reserve_to,
+    rc = kv_cache_match(s->node->runtime.cache, &r->ns, r->ids.ids, r->n_prompt, reserve_to(r),
                         decode_slot_logits(s, r), s->n_vocab, &r->ctx, &m);
     if (rc < 0)
         decode_scheduler_drop(s, r, false);
     if (rc == KV_ERR_FULL && !alone)
         return false;
     if (rc < 0) {
-        kv_fail(&why, rc, "pages for %" PRIu32 " positions: %s", reserve_to, kv_strerror(rc));
+        kv_fail(&why, rc, "pages for %" PRIu32 " positions: %s", reserve_to(r), kv_strerror(rc));
         decode_scheduler_fail(s, r, TRANSPORT_RESOURCE_EXHAUSTED, why.text);
         return true;
     }
@@ -164,6 +169,32 @@ bool decode_route_admit(struct decode_scheduler *s, struct decode_request *r)
         go_local(s, r);
     }
     return true;
+}
+
+/* Back among those that wait, with nothing in hand. */
+static void wait_again(struct decode_scheduler *s, struct decode_request *r)
+{
+    r->local_only = true;
+    r->began = true;
+    decode_scheduler_drop(s, r, false);
+    r->state = DECODE_WAITING;
+    atomic_fetch_add(&s->node->n_waiting, 1);
+}
+
+/* All positions came, but no logits: the last one has to run here to have them.  The cut ends the
+ * reservation, and nobody but this thread can take what it gave back; if it cannot be had again all
+ * the same, the request takes its turn once more. */
+static bool leave_one_to_run(struct decode_scheduler *s, struct decode_request *r)
+{
+    if (kv_context_length(r->ctx) < r->n_prompt)
+        return true;
+    if (kv_context_truncate(r->ctx, r->n_prompt - 1) == 0 &&
+        kv_context_reserve(r->ctx, reserve_to(r)) == 0) {
+        r->usage.received--;
+        return true;
+    }
+    wait_again(s, r);
+    return false;
 }
 
 static void note_landing(struct decode_request *r, const struct decode_landing *l)
@@ -204,14 +235,10 @@ void decode_route_landed(struct decode_scheduler *s, struct decode_request *r)
              r->fallback);
     if (l.outcome == DECODE_FALSE) {
         /* Nothing of it may stay; its reservation goes with it, so it takes its turn again. */
-        r->local_only = true;
-        r->began = true;
-        decode_scheduler_drop(s, r, false);
-        r->state = DECODE_WAITING;
-        atomic_fetch_add(&s->node->n_waiting, 1);
+        wait_again(s, r);
     } else if (l.n_received == 0) {
         go_remote(s, r);
-    } else {
+    } else if (leave_one_to_run(s, r)) {
         go_local(s, r);
     }
 }
