@@ -10,12 +10,19 @@
  * What a page looks like (P = page_tokens, H = n_kv_heads, D = head_dim), offsets in kv_layout:
  *
  *   for each layer:  K  [H][P / 16][D][16]     a vector of lanes is 16 positions
+ *                    KS [H][P / 16][D / 32][16]  q8 only: f16 scales of K
  *                    V  [P][H][D]
+ *                    VS [H][P / 16][D / 32][16]  q8 only: f16 scales of V
  *   ids              [P] uint32
  *
  * What one position looks like outside memory (disk, wire), kv_position_bytes() long:
  *
- *   for each layer:  K [H][D], V [H][D]        in the cache's precision
+ *   for each layer:  K [H][D], V [H][D]        in the cache's precision; in q8
+ *                    K [H][D], KS [H][D / 32], V [H][D], VS [H][D / 32]
+ *
+ * An element is an IEEE 754 number of 4 or 2 bytes (f32, f16), or in q8 an int8 that stands for
+ * itself times the scale of its 32 neighbours along D.  Scales of V stand like those of K, so that
+ * those of 16 positions are widened at once.
  *
  * Threads: a context belongs to one thread at a time; a frozen context may be read and forked from
  * any. Everything on struct kv_cache may be called from any thread.  kvcore starts no thread of its
@@ -65,6 +72,7 @@ enum {
     KV_PAGE_TOKENS_DEFAULT = 64,
     KV_LANES = 16,      /* positions in one K group */
     KV_PAGE_ALIGN = 64, /* a page and every part of it begins at a multiple */
+    KV_Q8_BLOCK = 32,   /* elements under one scale; q8 needs a head_dim that is a multiple */
     KV_MAX_HEAD_DIM = 4096,
     KV_MAX_POSITIONS = 16 * 1024 * 1024, /* of one context or snapshot */
     KV_MAX_POSITION_BYTES = 64 * 1024 * 1024,
@@ -103,11 +111,14 @@ uint32_t kv_frame_positions(const struct kv_geometry *g);
 struct kv_layout {
     struct kv_geometry geometry;
     uint32_t page_tokens;
-    size_t element_bytes; /* 4 or 2 */
+    size_t element_bytes; /* 4, 2 or 1 */
     size_t layer_bytes;   /* from one layer's K to the next layer's K */
     size_t k_head_bytes;  /* from one KV head's K to the next head's, in a layer */
     size_t v_offset;      /* from a layer's K to its V */
     size_t v_row_bytes;   /* from one position's V to the next position's, in a layer */
+    size_t ks_offset;     /* from a layer's K to the scales of K, and of V; q8 only, else 0 */
+    size_t vs_offset;
+    size_t scales_head_bytes; /* from one KV head's scales to the next head's, of K as of V */
     size_t ids_offset;
     size_t page_bytes;
 };

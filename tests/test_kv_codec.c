@@ -272,6 +272,7 @@ START_TEST(namespaces_of_different_fields_differ)
         {.tenant = "a", .salt = "bc", .salt_len = 2, .precision = KV_F16},
         {.tenant = "ab", .salt = "c", .salt_len = 1, .precision = KV_F16},
         {.tenant = "a", .salt = "bc", .salt_len = 2, .precision = KV_F32},
+        {.tenant = "a", .salt = "bc", .salt_len = 2, .precision = KV_Q8},
         {.tenant = "a", .salt = NULL, .salt_len = 0, .precision = KV_F16},
         {.tenant = "", .salt = "abc", .salt_len = 3, .precision = KV_F16},
         {.tenant = "a", .salt = "bc", .salt_len = 2, .precision = KV_F16, .fingerprint = {{1}}},
@@ -288,16 +289,20 @@ START_TEST(namespaces_of_different_fields_differ)
 END_TEST
 
 /* Frames end at multiples of F wherever the base is and wherever the sender paused; the receiver
- * has another page size. */
+ * has another page size.  F is 32 at each precision. */
 START_TEST(a_snapshot_reads_back_bit_for_bit)
 {
+    static const struct kv_geometry geometries[] = {[KV_F32] = {5, 8, 64, KV_F32},
+                                                    [KV_F16] = {5, 8, 128, KV_F16},
+                                                    [KV_Q8] = {8, 8, 128, KV_Q8}};
+    const struct kv_geometry *g = &geometries[_i];
     static const uint32_t bases[] = {0, 1, 31, 32, 33, 69, 70};
 
-    set_up(&wide, 70);
+    set_up(g, 70);
     ck_assert_uint_eq(header.frame_positions, 32);
     for (size_t i = 0; i < sizeof(bases) / sizeof(bases[0]); i++) {
         struct kv_cache_config config = {
-            .geometry = wide, .page_tokens = 32, .n_pages = 8, .arena = true};
+            .geometry = *g, .page_tokens = 32, .n_pages = 8, .arena = true};
         uint32_t ids[70];
         struct kv_cache *other;
         struct kv_context *copy, *part;
@@ -313,8 +318,8 @@ START_TEST(a_snapshot_reads_back_bit_for_bit)
         ck_assert_int_eq(kv_context_open(other, &ns, &copy), 0);
         /* The receiver has the base already; here it comes from a decoder of a full snapshot. */
         if (bases[i] > 0) {
-            unsigned char *rows = malloc(bases[i] * kv_position_bytes(&wide));
-            struct iovec piece = {.iov_base = rows, .iov_len = bases[i] * kv_position_bytes(&wide)};
+            unsigned char *rows = malloc(bases[i] * kv_position_bytes(g));
+            struct iovec piece = {.iov_base = rows, .iov_len = bases[i] * kv_position_bytes(g)};
 
             ck_assert_int_eq(kv_context_fork(ctx, bases[i], &part), 0);
             ck_assert_int_eq(kv_context_gather(part, 0, bases[i], rows), 0);
@@ -523,6 +528,9 @@ START_TEST(a_header_that_differs_is_refused_naming_field_and_both_values)
     want = header;
     want.geometry.precision = KV_F16;
     check_header_refused(&s, &want, KV_ERR_MISMATCH, "precision is f32 (0), expected f16");
+    want.geometry.precision = KV_Q8;
+    want.geometry.head_dim = 32;
+    check_header_refused(&s, &want, KV_ERR_MISMATCH, "precision is f32 (0), expected q8");
     want = header;
     want.fingerprint.bytes[31] ^= 0xff;
     check_header_refused(&s, &want, KV_ERR_MISMATCH, "fingerprint is ");
@@ -741,7 +749,7 @@ int main(void)
     tcase_add_test(tc, crc_and_sha_are_the_published_ones);
     tcase_add_test(tc, a_prefix_digest_does_not_depend_on_how_ids_are_fed);
     tcase_add_test(tc, namespaces_of_different_fields_differ);
-    tcase_add_test(tc, a_snapshot_reads_back_bit_for_bit);
+    tcase_add_loop_test(tc, a_snapshot_reads_back_bit_for_bit, 0, KV_Q8 + 1);
     tcase_add_test(tc, a_frame_is_held_back_until_it_is_full_or_flushed);
     tcase_add_test(tc, every_flipped_byte_is_refused_and_changes_nothing);
     tcase_add_test(tc, every_truncation_and_excess_is_refused_and_changes_nothing);

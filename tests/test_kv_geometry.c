@@ -26,6 +26,9 @@ START_TEST(a_frame_is_the_largest_power_of_two_within_a_mebibyte)
     ck_assert_uint_eq(kv_frame_positions(&g), 32);
     g.precision = KV_F32;
     ck_assert_uint_eq(kv_frame_positions(&g), 16);
+    g.precision = KV_Q8; /* 64 bytes and 2 scales a head */
+    ck_assert_uint_eq(kv_position_bytes(&g), 30 * 2 * 3 * (64 + 4));
+    ck_assert_uint_eq(kv_frame_positions(&g), 64);
     g = (struct kv_geometry){1, 1, 1, KV_F16};
     ck_assert_uint_eq(kv_frame_positions(&g), 262144);
     g = (struct kv_geometry){64, 128, 1024, KV_F32};
@@ -49,7 +52,11 @@ START_TEST(a_geometry_out_of_range_is_refused_by_field)
         {{1, UINT32_MAX, 4096, KV_F32}, KV_ERR_LIMIT, "n_kv_heads"},
         {{UINT32_MAX, 1, 4096, KV_F32}, KV_ERR_LIMIT, "n_layers"},
         {{65, 128, 1024, KV_F32}, KV_ERR_LIMIT, "n_layers"},
-        {{1, 1, 32, KV_Q8}, KV_ERR_INVALID, "q8"},
+        {{1, 1, 48, KV_Q8}, KV_ERR_INVALID, "head_dim is 48: precision q8 needs a multiple of 32"},
+        {{1, 1, 1, KV_Q8}, KV_ERR_INVALID, "head_dim is 1"},
+        {{1, 1, 4128, KV_Q8}, KV_ERR_LIMIT, "head_dim"},
+        {{1, UINT32_MAX, 32, KV_Q8}, KV_ERR_LIMIT, "n_kv_heads"},
+        {{241, 128, 1024, KV_Q8}, KV_ERR_LIMIT, "n_layers"},
         {{1, 1, 32, (enum kv_precision)77}, KV_ERR_INVALID, "precision is 77"},
     };
 
@@ -63,10 +70,29 @@ START_TEST(a_geometry_out_of_range_is_refused_by_field)
 }
 END_TEST
 
+/* Those of K between K and V, those of V behind V. */
+static void check_scales(const struct kv_layout *l)
+{
+    const struct kv_geometry *g = &l->geometry;
+    const size_t bytes = g->n_kv_heads * l->scales_head_bytes;
+
+    if (g->precision != KV_Q8) {
+        ck_assert_uint_eq(l->ks_offset + l->vs_offset + l->scales_head_bytes, 0);
+        return;
+    }
+    ck_assert_uint_ge(l->scales_head_bytes, l->page_tokens * (g->head_dim / 32) * 2);
+    ck_assert_uint_ge(l->ks_offset, g->n_kv_heads * l->k_head_bytes);
+    ck_assert_uint_ge(l->v_offset, l->ks_offset + bytes);
+    ck_assert_uint_ge(l->vs_offset, l->v_offset + l->page_tokens * l->v_row_bytes);
+    ck_assert_uint_ge(l->layer_bytes, l->vs_offset + bytes);
+    ck_assert_uint_eq((l->scales_head_bytes | l->ks_offset | l->vs_offset) % KV_PAGE_ALIGN, 0);
+}
+
 START_TEST(a_page_is_laid_out_without_overlap_and_aligned)
 {
     static const struct kv_geometry geometries[] = {
-        {30, 3, 64, KV_F16}, {1, 1, 1, KV_F16}, {3, 5, 7, KV_F32}, {2, 2, 6, KV_F16}};
+        {30, 3, 64, KV_F16}, {1, 1, 1, KV_F16}, {3, 5, 7, KV_F32}, {2, 2, 6, KV_F16},
+        {30, 3, 64, KV_Q8},  {1, 1, 32, KV_Q8}, {3, 5, 96, KV_Q8}};
 
     for (size_t i = 0; i < sizeof(geometries) / sizeof(geometries[0]); i++)
         for (uint32_t p = KV_PAGE_TOKENS_MIN; p <= KV_PAGE_TOKENS_MAX; p *= 2) {
@@ -78,6 +104,7 @@ START_TEST(a_page_is_laid_out_without_overlap_and_aligned)
             ck_assert_uint_ge(l.v_offset, g->n_kv_heads * l.k_head_bytes);
             ck_assert_uint_eq(l.v_row_bytes, g->n_kv_heads * g->head_dim * l.element_bytes);
             ck_assert_uint_ge(l.layer_bytes, l.v_offset + p * l.v_row_bytes);
+            check_scales(&l);
             ck_assert_uint_ge(l.ids_offset, g->n_layers * l.layer_bytes);
             ck_assert_uint_ge(l.page_bytes, l.ids_offset + p * 4);
             ck_assert_uint_eq(
