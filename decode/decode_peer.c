@@ -44,9 +44,9 @@ void *decode_peers_watch(void *arg)
     struct decode_peers *p = arg;
     bool all;
 
-    while (!atomic_load(&p->watchping)) {
+    while (!atomic_load(&p->stopping)) {
         all = true;
-        for (uint32_t i = 0; i < p->n && !atomic_load(&p->watchping); i++) {
+        for (uint32_t i = 0; i < p->n && !atomic_load(&p->stopping); i++) {
             ask(&p->items[i]);
             all = all && atomic_load(&p->items[i].serving);
         }
@@ -57,7 +57,7 @@ void *decode_peers_watch(void *arg)
 
 void decode_peers_stop(struct decode_peers *p)
 {
-    atomic_store(&p->watchping, true);
+    atomic_store(&p->stopping, true);
     node_inbox_wake(&p->watch);
 }
 
