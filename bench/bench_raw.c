@@ -89,6 +89,7 @@ enum { ROUNDS = 400000, CHAINS = 10 };
         vector c[CHAINS], x = zero, y = zero;                \
                                                              \
         (void)arg;                                           \
+        TOUCH(y);                                            \
         UNROLL                                               \
         for (int j = 0; j < CHAINS; j++)                     \
             c[j] = zero;                                     \

@@ -25,11 +25,55 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-/* gcc would regroup these integer sums, which is right, and keep every product until the end, which
- * takes more registers than there are and a third of the speed. */
-#define IN_ORDER(v) __asm__("" : "+x"(v))
+/* Here v could have become anything, for all that the compiler knows.  In a register ("x"): gcc 12
+ * would regroup integer sums and keep every product until the end, which takes more registers than
+ * there are and a third of the speed.  In memory ("m"): as in kern_avx512.c. */
+#define OPAQUE(v, where) __asm__("" : "+" where(v))
 
-enum { LANES = 8, VECTOR = 32, LINE = 64, QUANT_TOKENS = 4, FLOAT_TOKENS = 6, FLOAT_TILES = 4 };
+enum { LANES = 8, VECTOR = 32, LINE = 64, MAX_TILES = 4, MAX_TOKENS = 6 };
+
+/* A sum for each row of some tiles (a lane each) and each token. */
+typedef __m256 sums[MAX_TILES][MAX_TOKENS];
+
+BODY clear(sums s, int n_tiles, int n)
+{
+    UNROLL
+    for (int r = 0; r < n_tiles; r++) {
+        UNROLL
+        for (int i = 0; i < n; i++)
+            s[r][i] = _mm256_setzero_ps();
+    }
+}
+
+BODY close_segment(sums total, sums acc, int n_tiles, int n)
+{
+    UNROLL
+    for (int r = 0; r < n_tiles; r++) {
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            total[r][i] = _mm256_add_ps(total[r][i], acc[r][i]);
+            OPAQUE(total[r][i], "m");
+        }
+    }
+    clear(acc, n_tiles, n);
+}
+
+/* Rows of a last tile that are not there are not written. */
+BODY write_tiles(const struct tile_job *job, sums total, int n_tiles, int n)
+{
+    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+
+    UNROLL
+    for (int r = 0; r < n_tiles; r++) {
+        const __m256i n_left = _mm256_set1_epi32((int32_t)job->n_rows - r * LANES);
+        const __m256i rows = _mm256_cmpgt_epi32(n_left, lane);
+        float *y = job->y + (size_t)r * LANES;
+
+        UNROLL
+        for (int i = 0; i < n; i++)
+            _mm256_maskstore_ps(y + (size_t)i * job->y_stride, rows, total[r][i]);
+    }
+}
 
 /* -- quantized types -- */
 
@@ -39,17 +83,6 @@ static inline __attribute__((always_inline)) __m256i load_dword(const int8_t *p)
 
     memcpy(&v, p, sizeof(v));
     return _mm256_set1_epi32(v);
-}
-
-/* Rows of a last tile that are not there are not written. */
-BODY write_rows(const struct tile_job *job, const __m256 *total, int n)
-{
-    const __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
-    const __m256i rows = _mm256_cmpgt_epi32(_mm256_set1_epi32((int32_t)job->n_rows), lane);
-
-    UNROLL
-    for (int i = 0; i < n; i++)
-        _mm256_maskstore_ps(job->y + (size_t)i * job->y_stride, rows, total[i]);
 }
 
 /* The dots of a block of nibbles with n tokens, q of token i being at q + i * stride. */
@@ -70,7 +103,7 @@ BODY dot_nibbles(const unsigned char *quants, const int8_t *q, size_t stride, in
                                                    _mm256_maddubs_epi16(w1, load_dword(qi + 16)));
 
             dot[i] = j ? _mm256_add_epi16(dot[i], pairs) : pairs;
-            IN_ORDER(dot[i]);
+            OPAQUE(dot[i], "x");
         }
     }
     UNROLL
@@ -91,10 +124,10 @@ BODY dot_bytes(const unsigned char *quants, const int8_t *q, size_t stride, int 
         for (int i = 0; i < n; i++) {
             const __m256i signed_q =
                 _mm256_sign_epi8(load_dword(q + (size_t)i * stride + j * 4), w);
-            const __m256i sums = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, signed_q), ones);
+            const __m256i part = _mm256_madd_epi16(_mm256_maddubs_epi16(magnitude, signed_q), ones);
 
-            dot[i] = j ? _mm256_add_epi32(dot[i], sums) : sums;
-            IN_ORDER(dot[i]);
+            dot[i] = j ? _mm256_add_epi32(dot[i], part) : part;
+            OPAQUE(dot[i], "x");
         }
     }
 }
@@ -110,17 +143,16 @@ BODY quant_kernel(const struct tile_job *job, enum gguf_type type, int n)
     const float *d = job->a->d + first, *ds = job->a->ds + first;
     const int32_t *sum = job->a->sum + first;
     const unsigned char *w = job->w;
-    __m256 acc[QUANT_TOKENS], total[QUANT_TOKENS];
+    sums acc, total;
 
-    UNROLL
-    for (int i = 0; i < n; i++)
-        acc[i] = total[i] = _mm256_setzero_ps();
+    clear(acc, 1, n);
+    clear(total, 1, n);
     for (uint32_t b = 0; b < n_blocks; b++) {
         const bool second = !has_min && b % 2; /* of the group */
         const __m128i *halves =
             (const __m128i *)(const void *)(second ? w - n_vectors * VECTOR - 16 : w);
         const __m256 dw = _mm256_cvtph_ps(_mm_load_si128(halves));
-        __m256i dot[QUANT_TOKENS];
+        __m256i dot[MAX_TOKENS];
 
         w += second ? 0 : VECTOR;
         UNROLL
@@ -138,20 +170,15 @@ BODY quant_kernel(const struct tile_job *job, enum gguf_type type, int n)
 
             if (offset)
                 dot[i] = _mm256_sub_epi32(dot[i], _mm256_set1_epi32(offset * sum[at]));
-            acc[i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[i]), scale, acc[i]);
+            acc[0][i] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[i]), scale, acc[0][i]);
             if (has_min)
-                acc[i] = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_load_si128(halves + 1)),
-                                         _mm256_set1_ps(ds[at]), acc[i]);
+                acc[0][i] = _mm256_fmadd_ps(_mm256_cvtph_ps(_mm_load_si128(halves + 1)),
+                                            _mm256_set1_ps(ds[at]), acc[0][i]);
         }
-        if ((b + 1) % KERN_SEGMENT_BLOCKS == 0 || b + 1 == n_blocks) {
-            UNROLL
-            for (int i = 0; i < n; i++) {
-                total[i] = _mm256_add_ps(total[i], acc[i]);
-                acc[i] = _mm256_setzero_ps();
-            }
-        }
+        if ((b + 1) % KERN_SEGMENT_BLOCKS == 0 || b + 1 == n_blocks)
+            close_segment(total, acc, 1, n);
     }
-    write_rows(job, total, n);
+    write_tiles(job, total, 1, n);
 }
 
 #define QUANT_KERNEL(name, type, n)                    \
@@ -166,7 +193,7 @@ BODY quant_kernel(const struct tile_job *job, enum gguf_type type, int n)
     QUANT_KERNEL(name, type, 4)
 #define QUANT_TABLE(name)                          \
     {                                              \
-        1, QUANT_TOKENS,                           \
+        1, 4,                                      \
         {                                          \
             name##_1, name##_2, name##_3, name##_4 \
         }                                          \
@@ -195,26 +222,16 @@ BODY float_kernel(const struct tile_job *job, enum gguf_type type, int n_tiles, 
     const size_t step = LANES * (type == GGUF_F32 ? 4 : 2);
     const uint32_t n_cols = job->a->n_cols;
     const float *x = job->a->x + (size_t)job->t * n_cols;
-    __m256 acc[FLOAT_TILES][FLOAT_TOKENS], total[FLOAT_TILES][FLOAT_TOKENS];
+    sums acc, total;
 
-    UNROLL
-    for (int r = 0; r < n_tiles; r++) {
-        UNROLL
-        for (int i = 0; i < n; i++)
-            total[r][i] = _mm256_setzero_ps();
-    }
+    clear(acc, n_tiles, n);
+    clear(total, n_tiles, n);
     for (uint32_t k0 = 0; k0 < n_cols; k0 += KERN_SEGMENT) {
         const uint32_t k1 = n_cols - k0 < KERN_SEGMENT ? n_cols : k0 + KERN_SEGMENT;
 
-        UNROLL
-        for (int r = 0; r < n_tiles; r++) {
-            UNROLL
-            for (int i = 0; i < n; i++)
-                acc[r][i] = _mm256_setzero_ps();
-        }
         for (uint32_t k = k0; k < k1; k++) {
             const unsigned char *p = job->w + k * step;
-            __m256 w[FLOAT_TILES];
+            __m256 w[MAX_TILES];
 
             UNROLL
             for (int r = 0; r < n_tiles; r++) {
@@ -231,22 +248,9 @@ BODY float_kernel(const struct tile_job *job, enum gguf_type type, int n_tiles, 
                     acc[r][i] = _mm256_fmadd_ps(w[r], xi, acc[r][i]);
             }
         }
-        UNROLL
-        for (int r = 0; r < n_tiles; r++) {
-            UNROLL
-            for (int i = 0; i < n; i++)
-                total[r][i] = _mm256_add_ps(total[r][i], acc[r][i]);
-        }
+        close_segment(total, acc, n_tiles, n);
     }
-    UNROLL
-    for (int r = 0; r < n_tiles; r++) {
-        struct tile_job rows = *job;
-        const uint32_t n_done = (uint32_t)r * LANES;
-
-        rows.y += n_done;
-        rows.n_rows = job->n_rows - n_done;
-        write_rows(&rows, total[r], n);
-    }
+    write_tiles(job, total, n_tiles, n);
 }
 
 #define FLOAT_KERNEL(name, type, n_tiles, n)                       \
@@ -263,7 +267,7 @@ BODY float_kernel(const struct tile_job *job, enum gguf_type type, int n_tiles, 
     FLOAT_KERNEL(name, type, n_tiles, 6)
 #define FLOAT_TABLE(name, n_tiles)                                               \
     {                                                                            \
-        n_tiles, FLOAT_TOKENS,                                                   \
+        n_tiles, MAX_TOKENS,                                                     \
         {                                                                        \
             name##_##n_tiles##x1, name##_##n_tiles##x2, name##_##n_tiles##x3,    \
                 name##_##n_tiles##x4, name##_##n_tiles##x5, name##_##n_tiles##x6 \
@@ -292,7 +296,7 @@ static const struct tile_type types[] = {
     {GGUF_Q4_1, 44, 0, {20, 4, 1, 0}, .few = QUANT_TABLE(q4_1)},
 };
 
-static const struct tile_set set = {LANES, 2048, types, sizeof(types) / sizeof(types[0])};
+static const struct tile_set set = {LANES, types, sizeof(types) / sizeof(types[0])};
 
 size_t kern_avx2_pack_bytes(enum gguf_type type, uint32_t n_rows, uint32_t n_cols)
 {

@@ -4,9 +4,10 @@
  * side: nibbles as they are, int8 plus 128 (done by pack).  The chain of each dot starts at minus
  * offset times the sum of q, so that the offset is gone in the integers.
  *
- * A kernel takes 1 to 8 tokens: it unpacks a block of weights once for all of them, and one dword
- * of activations meets 16 rows.  Per token and block that is 8 vpdpbusd and 4 instructions for the
- * chain, whose order is that of kern_plain.c lane by lane. */
+ * A kernel takes two tiles and 1 to 6 tokens, or one tile and up to 8: it unpacks a vector of
+ * weights once for all the tokens, and loads a dword of activations once for both tiles.  Per tile,
+ * token and block that is 8 vpdpbusd and 4 instructions for the chain, whose order is that of
+ * kern_plain.c lane by lane. */
 #include "model/kern_tiles.h"
 
 #include <immintrin.h>
@@ -20,7 +21,52 @@
 #define UNROLL _Pragma("GCC unroll 32")
 #endif
 
-enum { LANES = 16, VECTOR = 64 };
+/* Here v could have become anything, for all that the compiler knows.  In memory ("m"): gcc 12
+ * would keep the totals, used once in 256 weights, in registers, and spill the sums of every block.
+ * In a register ("r"): it would keep twenty addresses in place of five and their strides. */
+#define OPAQUE(v, where) __asm__("" : "+" where(v))
+
+enum { LANES = 16, VECTOR = 64, MAX_TILES = 4, MAX_TOKENS = 8 };
+
+/* A sum for each row of some tiles (a lane each) and each token. */
+typedef __m512 sums[MAX_TILES][MAX_TOKENS];
+
+BODY clear(sums s, int n_tiles, int n)
+{
+    UNROLL
+    for (int r = 0; r < n_tiles; r++) {
+        UNROLL
+        for (int i = 0; i < n; i++)
+            s[r][i] = _mm512_setzero_ps();
+    }
+}
+
+BODY close_segment(sums total, sums acc, int n_tiles, int n)
+{
+    UNROLL
+    for (int r = 0; r < n_tiles; r++) {
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            total[r][i] = _mm512_add_ps(total[r][i], acc[r][i]);
+            OPAQUE(total[r][i], "m");
+        }
+    }
+    clear(acc, n_tiles, n);
+}
+
+BODY write_tiles(const struct tile_job *job, sums total, int n_tiles, int n)
+{
+    UNROLL
+    for (int r = 0; r < n_tiles; r++) {
+        const uint32_t n_left = job->n_rows - (uint32_t)r * LANES;
+        const __mmask16 rows = (__mmask16)(n_left < LANES ? (1u << n_left) - 1 : 0xFFFFu);
+        float *y = job->y + (size_t)r * LANES;
+
+        UNROLL
+        for (int i = 0; i < n; i++)
+            _mm512_mask_storeu_ps(y + (size_t)i * job->y_stride, rows, total[r][i]);
+    }
+}
 
 /* -- quantized types -- */
 
@@ -32,121 +78,142 @@ static inline __attribute__((always_inline)) __m512i load_dword(const int8_t *p)
     return _mm512_set1_epi32(v);
 }
 
-/* The quants of a block as 8 vectors of unsigned bytes, vector j for weights 4j..4j+3. */
-BODY unpack(enum gguf_type type, const unsigned char *quants, __m512i w[8])
+typedef __m512i dots[MAX_TILES][MAX_TOKENS];
+
+/* Four weights of every row, against the same four q of n tokens. */
+BODY dot_step(const __m512i *w, int n_tiles, const int8_t *q, size_t stride, int n, dots dot)
+{
+    UNROLL
+    for (int i = 0; i < n; i++) {
+        const __m512i qi = load_dword(q + (size_t)i * stride);
+
+        UNROLL
+        for (int r = 0; r < n_tiles; r++)
+            dot[r][i] = _mm512_dpbusd_epi32(dot[r][i], w[r], qi);
+    }
+}
+
+/* Add the dots of a block: vector j of its quants is at quants + j * VECTOR, those of the next tile
+ * tile_bytes on. */
+BODY dot_block(const unsigned char *quants, size_t tile_bytes, enum gguf_type type, int n_tiles,
+               const int8_t *q, size_t stride, int n, dots dot)
 {
     const __m512i low = _mm512_set1_epi8(15);
+    const int n_vectors = type == GGUF_Q8_0 ? 8 : 4;
+    __m512i w[MAX_TILES], high[MAX_TILES];
 
-    if (type == GGUF_Q8_0) {
+    UNROLL
+    for (int j = 0; j < n_vectors; j++) {
         UNROLL
-        for (int j = 0; j < 8; j++)
-            w[j] = _mm512_load_si512(quants + j * VECTOR);
-        return;
-    }
-    UNROLL
-    for (int j = 0; j < 4; j++) {
-        const __m512i v = _mm512_load_si512(quants + j * VECTOR);
-
-        w[j] = _mm512_and_si512(v, low);
-        w[j + 4] = _mm512_and_si512(_mm512_srli_epi16(v, 4), low);
+        for (int r = 0; r < n_tiles; r++) {
+            w[r] = _mm512_load_si512(quants + (size_t)r * tile_bytes + j * VECTOR);
+            OPAQUE(w[r], "v"); /* once from memory, not once a use */
+            if (type == GGUF_Q8_0)
+                continue;
+            high[r] = _mm512_and_si512(_mm512_srli_epi16(w[r], 4), low);
+            w[r] = _mm512_and_si512(w[r], low);
+        }
+        dot_step(w, n_tiles, q + j * 4, stride, n, dot);
+        if (type != GGUF_Q8_0)
+            dot_step(high, n_tiles, q + 16 + j * 4, stride, n, dot);
     }
 }
 
-BODY write_rows(const struct tile_job *job, const __m512 *total, int n)
+/* Continue the chains by the dots of a block.  halves: its d and m in the first tile; d, ds: those
+ * of the first token, the next one's stride on. */
+BODY chain_block(const unsigned char *halves, size_t tile_bytes, bool has_min, const float *d,
+                 const float *ds, size_t stride, dots dot, int n_tiles, int n, sums acc)
 {
-    const __mmask16 rows = (__mmask16)((1u << job->n_rows) - 1);
-
     UNROLL
-    for (int i = 0; i < n; i++)
-        _mm512_mask_storeu_ps(job->y + (size_t)i * job->y_stride, rows, total[i]);
+    for (int r = 0; r < n_tiles; r++) {
+        const __m256i *h = (const __m256i *)(const void *)(halves + (size_t)r * tile_bytes);
+        const __m512 dw = _mm512_cvtph_ps(_mm256_load_si256(h));
+        const __m512 mw = has_min ? _mm512_cvtph_ps(_mm256_load_si256(h + 1)) : dw;
+
+        UNROLL
+        for (int i = 0; i < n; i++) {
+            const __m512 scale = _mm512_mul_ps(dw, _mm512_set1_ps(d[(size_t)i * stride]));
+
+            acc[r][i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[r][i]), scale, acc[r][i]);
+            if (has_min)
+                acc[r][i] = _mm512_fmadd_ps(mw, _mm512_set1_ps(ds[(size_t)i * stride]), acc[r][i]);
+        }
+    }
 }
 
-BODY quant_kernel(const struct tile_job *job, enum gguf_type type, int n)
+BODY quant_kernel(const struct tile_job *job, enum gguf_type type, int n_tiles, int n)
 {
     const bool has_min = type == GGUF_Q4_1;
     const int32_t offset = type == GGUF_Q8_0 ? 128 : type == GGUF_Q4_0 ? 8 : 0;
     const int n_vectors = type == GGUF_Q8_0 ? 8 : 4;
-    const uint32_t n_blocks = job->a->n_cols / KERN_BLOCK;
-    const size_t first = (size_t)job->t * n_blocks;
-    const int8_t *q = job->a->q + first * KERN_BLOCK;
-    const float *d = job->a->d + first, *ds = job->a->ds + first;
-    const int32_t *sum = job->a->sum + first;
-    const unsigned char *w = job->w;
-    __m512 acc[TILE_MAX_TOKENS], total[TILE_MAX_TOKENS];
+    const size_t n_blocks = job->a->n_cols / KERN_BLOCK, tile_bytes = job->tile_bytes;
+    const int8_t *q = job->a->q + job->t * n_blocks * KERN_BLOCK;
+    const float *d = job->a->d + job->t * n_blocks, *ds = job->a->ds + job->t * n_blocks;
+    const int32_t *sum = job->a->sum + job->t * n_blocks;
+    const unsigned char *w = job->w, *next = w + job->ahead;
+    sums acc, total;
 
-    UNROLL
-    for (int i = 0; i < n; i++)
-        acc[i] = total[i] = _mm512_setzero_ps();
-    for (uint32_t b = 0; b < n_blocks; b++) {
+    clear(acc, n_tiles, n);
+    clear(total, n_tiles, n);
+    for (size_t b = 0; b < n_blocks; b++) {
         const bool second = !has_min && b % 2; /* of the group */
-        const __m256i *halves =
-            (const __m256i *)(const void *)(second ? w - n_vectors * VECTOR - 32 : w);
-        __m512 dw, mw = _mm512_setzero_ps();
-        __m512i wq[8], dot[TILE_MAX_TOKENS];
+        const unsigned char *halves = second ? w - n_vectors * VECTOR - VECTOR / 2 : w;
+        dots dot;
 
-        dw = _mm512_cvtph_ps(_mm256_load_si256(halves));
-        if (has_min)
-            mw = _mm512_cvtph_ps(_mm256_load_si256(halves + 1));
-        if (!second) {
-            _mm_prefetch((const char *)w + job->ahead, _MM_HINT_T0);
-            w += VECTOR;
-        }
+        w += second ? 0 : VECTOR;
         UNROLL
-        for (int j = 0; j < n_vectors; j++)
-            _mm_prefetch((const char *)w + job->ahead + j * VECTOR, _MM_HINT_T0);
-        unpack(type, w, wq);
-        w += n_vectors * VECTOR;
-        UNROLL
-        for (int i = 0; i < n; i++)
-            dot[i] = _mm512_set1_epi32(-offset * sum[(size_t)i * n_blocks + b]);
-        UNROLL
-        for (int j = 0; j < 8; j++) {
+        for (int r = 0; r < n_tiles; r++) {
+            UNROLL
+            for (int j = 0; j <= n_vectors; j++)
+                _mm_prefetch((const char *)next + (size_t)r * tile_bytes + j * VECTOR, _MM_HINT_T0);
             UNROLL
             for (int i = 0; i < n; i++)
-                dot[i] = _mm512_dpbusd_epi32(
-                    dot[i], wq[j], load_dword(q + ((size_t)i * n_blocks + b) * KERN_BLOCK + j * 4));
+                dot[r][i] = _mm512_set1_epi32(offset ? -offset * sum[(size_t)i * n_blocks] : 0);
         }
-        UNROLL
-        for (int i = 0; i < n; i++) {
-            const size_t at = (size_t)i * n_blocks + b;
-            const __m512 scale = _mm512_mul_ps(dw, _mm512_set1_ps(d[at]));
-
-            acc[i] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dot[i]), scale, acc[i]);
-            if (has_min)
-                acc[i] = _mm512_fmadd_ps(mw, _mm512_set1_ps(ds[at]), acc[i]);
-        }
-        if ((b + 1) % KERN_SEGMENT_BLOCKS == 0 || b + 1 == n_blocks) {
-            UNROLL
-            for (int i = 0; i < n; i++) {
-                total[i] = _mm512_add_ps(total[i], acc[i]);
-                acc[i] = _mm512_setzero_ps();
-            }
-        }
+        dot_block(w, tile_bytes, type, n_tiles, q, n_blocks * KERN_BLOCK, n, dot);
+        chain_block(halves, tile_bytes, has_min, d, ds, n_blocks, dot, n_tiles, n, acc);
+        if ((b + 1) % KERN_SEGMENT_BLOCKS == 0 || b + 1 == n_blocks)
+            close_segment(total, acc, n_tiles, n);
+        w += n_vectors * VECTOR;
+        next += n_vectors * VECTOR + VECTOR / (has_min ? 1 : 2);
+        q += KERN_BLOCK;
+        d++, ds++, sum++;
+        OPAQUE(w, "r");
+        OPAQUE(next, "r");
+        OPAQUE(q, "r");
+        OPAQUE(d, "r");
+        OPAQUE(ds, "r");
+        OPAQUE(sum, "r");
     }
-    write_rows(job, total, n);
+    write_tiles(job, total, n_tiles, n);
 }
 
-#define QUANT_KERNEL(name, type, n)                    \
-    static void name##_##n(const struct tile_job *job) \
-    {                                                  \
-        quant_kernel(job, type, n);                    \
+#define QUANT_KERNEL(name, type, n_tiles, n)                       \
+    static void name##_##n_tiles##x##n(const struct tile_job *job) \
+    {                                                              \
+        quant_kernel(job, type, n_tiles, n);                       \
     }
-#define QUANT_KERNELS(name, type) \
-    QUANT_KERNEL(name, type, 1)   \
-    QUANT_KERNEL(name, type, 2)   \
-    QUANT_KERNEL(name, type, 3)   \
-    QUANT_KERNEL(name, type, 4)   \
-    QUANT_KERNEL(name, type, 5)   \
-    QUANT_KERNEL(name, type, 6)   \
-    QUANT_KERNEL(name, type, 7)   \
-    QUANT_KERNEL(name, type, 8)
-#define QUANT_TABLE(name)                                                                  \
-    {                                                                                      \
-        1, 8,                                                                              \
-        {                                                                                  \
-            name##_1, name##_2, name##_3, name##_4, name##_5, name##_6, name##_7, name##_8 \
-        }                                                                                  \
-    }
+#define QUANT_KERNELS(name, type)  \
+    QUANT_KERNEL(name, type, 1, 1) \
+    QUANT_KERNEL(name, type, 1, 2) \
+    QUANT_KERNEL(name, type, 1, 3) \
+    QUANT_KERNEL(name, type, 1, 4) \
+    QUANT_KERNEL(name, type, 1, 5) \
+    QUANT_KERNEL(name, type, 1, 6) \
+    QUANT_KERNEL(name, type, 1, 7) \
+    QUANT_KERNEL(name, type, 1, 8) \
+    QUANT_KERNEL(name, type, 2, 1) \
+    QUANT_KERNEL(name, type, 2, 2) \
+    QUANT_KERNEL(name, type, 2, 3) \
+    QUANT_KERNEL(name, type, 2, 4) \
+    QUANT_KERNEL(name, type, 2, 5) \
+    QUANT_KERNEL(name, type, 2, 6)
+#define QUANT_TABLES(name)                                                                       \
+    .few = {1,                                                                                   \
+            8,                                                                                   \
+            {name##_1x1, name##_1x2, name##_1x3, name##_1x4, name##_1x5, name##_1x6, name##_1x7, \
+             name##_1x8}},                                                                       \
+    .many = {2, 6, {name##_2x1, name##_2x2, name##_2x3, name##_2x4, name##_2x5, name##_2x6}}
 
 QUANT_KERNELS(q8_0, GGUF_Q8_0)
 QUANT_KERNELS(q4_0, GGUF_Q4_0)
@@ -171,26 +238,16 @@ BODY float_kernel(const struct tile_job *job, enum gguf_type type, int n_tiles, 
     const size_t step = LANES * (type == GGUF_F32 ? 4 : 2);
     const uint32_t n_cols = job->a->n_cols;
     const float *x = job->a->x + (size_t)job->t * n_cols;
-    __m512 acc[4][6], total[4][6];
+    sums acc, total;
 
-    UNROLL
-    for (int r = 0; r < n_tiles; r++) {
-        UNROLL
-        for (int i = 0; i < n; i++)
-            total[r][i] = _mm512_setzero_ps();
-    }
+    clear(acc, n_tiles, n);
+    clear(total, n_tiles, n);
     for (uint32_t k0 = 0; k0 < n_cols; k0 += KERN_SEGMENT) {
         const uint32_t k1 = n_cols - k0 < KERN_SEGMENT ? n_cols : k0 + KERN_SEGMENT;
 
-        UNROLL
-        for (int r = 0; r < n_tiles; r++) {
-            UNROLL
-            for (int i = 0; i < n; i++)
-                acc[r][i] = _mm512_setzero_ps();
-        }
         for (uint32_t k = k0; k < k1; k++) {
             const unsigned char *p = job->w + k * step;
-            __m512 w[4];
+            __m512 w[MAX_TILES];
 
             UNROLL
             for (int r = 0; r < n_tiles; r++) {
@@ -207,22 +264,9 @@ BODY float_kernel(const struct tile_job *job, enum gguf_type type, int n_tiles, 
                     acc[r][i] = _mm512_fmadd_ps(w[r], xi, acc[r][i]);
             }
         }
-        UNROLL
-        for (int r = 0; r < n_tiles; r++) {
-            UNROLL
-            for (int i = 0; i < n; i++)
-                total[r][i] = _mm512_add_ps(total[r][i], acc[r][i]);
-        }
+        close_segment(total, acc, n_tiles, n);
     }
-    UNROLL
-    for (int r = 0; r < n_tiles; r++) {
-        struct tile_job rows = *job;
-        const uint32_t n_done = (uint32_t)r * LANES;
-
-        rows.y += n_done;
-        rows.n_rows = job->n_rows - n_done < LANES ? job->n_rows - n_done : LANES;
-        write_rows(&rows, total[r], n);
-    }
+    write_tiles(job, total, n_tiles, n);
 }
 
 #define FLOAT_KERNEL(name, type, n_tiles, n)                       \
@@ -262,12 +306,12 @@ static const struct tile_type types[] = {
      .lone = FLOAT_TABLE(f16, 4)},
     {GGUF_BF16, 128, 2, .few = FLOAT_TABLE(bf16, 1), .many = FLOAT_TABLE(bf16, 4),
      .lone = FLOAT_TABLE(bf16, 4)},
-    {GGUF_Q8_0, 44, 0, {34, 8, 2, 0x80808080u}, .few = QUANT_TABLE(q8_0)},
-    {GGUF_Q4_0, 44, 0, {18, 4, 2, 0}, .few = QUANT_TABLE(q4_0)},
-    {GGUF_Q4_1, 44, 0, {20, 4, 1, 0}, .few = QUANT_TABLE(q4_1)},
+    {GGUF_Q8_0, 44, 0, {34, 8, 2, 0x80808080u}, QUANT_TABLES(q8_0)},
+    {GGUF_Q4_0, 44, 0, {18, 4, 2, 0}, QUANT_TABLES(q4_0)},
+    {GGUF_Q4_1, 44, 0, {20, 4, 1, 0}, QUANT_TABLES(q4_1)},
 };
 
-static const struct tile_set set = {LANES, 4096, types, sizeof(types) / sizeof(types[0])};
+static const struct tile_set set = {LANES, types, sizeof(types) / sizeof(types[0])};
 
 size_t kern_avx512_pack_bytes(enum gguf_type type, uint32_t n_rows, uint32_t n_cols)
 {

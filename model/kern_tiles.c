@@ -133,6 +133,11 @@ static uint32_t min_u32(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+static size_t min_size(size_t a, size_t b)
+{
+    return a < b ? a : b;
+}
+
 void tile_gemm(const struct tile_set *set, const struct kern_matrix *w, uint32_t row0,
                uint32_t row1, const struct kern_acts *a, float *y, size_t y_stride)
 {
@@ -156,7 +161,7 @@ void tile_gemm(const struct tile_set *set, const struct kern_matrix *w, uint32_t
             job.w = (const unsigned char *)w->data + r / set->lanes * job.tile_bytes;
             job.n_rows = min_u32(k->n_tiles * set->lanes, row1 - r);
             job.y = y + r;
-            run_tokens(k, job, t0, t1, set->ahead);
+            run_tokens(k, job, t0, t1, min_size(k->n_tiles * job.tile_bytes, TILE_AHEAD_MAX));
         }
     }
 }
