@@ -21,7 +21,9 @@ enum {
     KERN_ATTN_ROWS = 12,
 };
 
-/* exp: constants of the polynomial, ascending powers; |error| < 1 ulp on [-87, 88]. */
+/* exp: constants of the polynomial, ascending powers: the minimax fit of exp(r) on |r| <= ln 2 / 2
+ * with the first two fixed at 1, relative error 5.2e-11 (Taylor's of this degree: 5e-9); with the
+ * roundings of f32 |error| < 1 ulp on [-87, 88]. */
 #define KERN_EXP_LOG2E 0x1.715476p+0f
 #define KERN_EXP_LN2_HI 0x1.62e400p-1f /* 15 bits: n * hi is exact */
 #define KERN_EXP_LN2_LO 0x1.7f7d1cp-20f
@@ -29,11 +31,11 @@ enum {
 #define KERN_EXP_LOWEST -87.0f
 #define KERN_EXP_HIGHEST 88.0f
 #define KERN_EXP_C2 0x1.000000p-1f
-#define KERN_EXP_C3 0x1.555556p-3f
-#define KERN_EXP_C4 0x1.555556p-5f
-#define KERN_EXP_C5 0x1.111112p-7f
-#define KERN_EXP_C6 0x1.6c16c2p-10f
-#define KERN_EXP_C7 0x1.a01a02p-13f
+#define KERN_EXP_C3 0x1.555554p-3f
+#define KERN_EXP_C4 0x1.55548ep-5f
+#define KERN_EXP_C5 0x1.111270p-7f
+#define KERN_EXP_C6 0x1.6d8d06p-10f
+#define KERN_EXP_C7 0x1.9f0896p-13f
 
 #define KERN_ROWS_DECLARE(set)                                                                  \
     void kern_##set##_rmsnorm(const float *x, const float *w, uint32_t n, float eps, float *y); \
