@@ -95,17 +95,20 @@ static void log_settings(const struct prefill_node *node)
  * transport_server_close() no call is left, so no job is. */
 static int serve(struct prefill_node *node)
 {
+    int signal;
+
     if (node_serve_ready(node->options, "baton-prefill", transport_server_port(node->server)) < 0) {
         transport_server_close(node->server, 0);
         return NODE_EXIT_FAILED;
     }
     log_settings(node);
     transport_server_set_serving(node->server, true);
-    node_log(NODE_INFO, "drain", "signal=%d calls=%" PRIu32, node_signals_wait(),
+    signal = node_signals_wait();
+    node_log(NODE_INFO, "drain", "signal=%d calls=%" PRIu32, signal,
              transport_server_n_calls(node->server));
     transport_server_set_serving(node->server, false);
     transport_server_close(node->server, node->options->grace_ms);
-    node_log(NODE_INFO, "stopped", "port=closed");
+    node_log(NODE_INFO, "stopped", "signal=%d", signal);
     return NODE_EXIT_OK;
 }
 
