@@ -31,9 +31,6 @@ static int check_config(const struct engine_config *c, struct kv_why *why)
             why, MODEL_ERR_INVALID,
             "the cache holds %u layers of %u KV heads of %u, the model has %u of %u of %u",
             g->n_layers, g->n_kv_heads, g->head_dim, p->n_layers, p->n_kv_heads, p->head_dim);
-    if (g->precision != KV_F32 && g->precision != KV_F16)
-        return kv_fail(why, MODEL_ERR_UNSUPPORTED, "KV precision %s: this build has f32 and f16",
-                       kv_precision_name(g->precision));
     if (!engine_embed_has_type(c->model->token_embd.type))
         return kv_fail(why, MODEL_ERR_UNSUPPORTED, "token_embd.weight of type %s",
                        gguf_type_name(c->model->token_embd.type));

@@ -94,6 +94,27 @@ LANES void v16_store_f16(void *p, v16 a)
     _mm_storeu_si128(h + 1, _mm256_cvtps_ph(a.hi, _MM_FROUND_TO_NEAREST_INT));
 }
 
+LANES v16 v16_load_i8(const void *p)
+{
+    const __m128i q = _mm_loadu_si128(p);
+
+    return pair(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(q)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(q, q))));
+}
+
+LANES __m128i to_i16(__m256 a)
+{
+    const __m256i q = _mm256_cvtps_epi32(a);
+
+    return _mm_packs_epi32(_mm256_castsi256_si128(q), _mm256_extracti128_si256(q, 1));
+}
+
+/* Nearest, ties to even, of lanes within -128..127. */
+LANES void v16_store_i8(void *p, v16 a)
+{
+    _mm_storeu_si128(p, _mm_packs_epi16(to_i16(a.lo), to_i16(a.hi)));
+}
+
 LANES v16 v16_add(v16 a, v16 b)
 {
     return pair(_mm256_add_ps(a.lo, b.lo), _mm256_add_ps(a.hi, b.hi));

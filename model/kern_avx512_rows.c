@@ -65,6 +65,17 @@ LANES void v16_store_f16(void *p, v16 a)
     _mm256_storeu_si256(p, _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
 }
 
+LANES v16 v16_load_i8(const void *p)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p)));
+}
+
+/* Nearest, ties to even, of lanes within -128..127. */
+LANES void v16_store_i8(void *p, v16 a)
+{
+    _mm_storeu_si128(p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(a)));
+}
+
 LANES v16 v16_add(v16 a, v16 b)
 {
     return _mm512_add_ps(a, b);

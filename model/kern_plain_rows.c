@@ -151,7 +151,7 @@ uint16_t kern_f16_from_f32(float x)
     return (uint16_t)(sign | half);
 }
 
-/* Round x to the cache's precision at element i of row.  false where that is not finite. */
+/* Round x to f32 or f16 at element i of row.  false where that is not finite. */
 static bool store(enum kv_precision precision, unsigned char *row, size_t i, float x)
 {
     if (precision == KV_F32) {
@@ -164,12 +164,56 @@ static bool store(enum kv_precision precision, unsigned char *row, size_t i, flo
     return (h & 0x7c00u) != 0x7c00u;
 }
 
-/* Element i of row, widened exactly. */
-static float load(enum kv_precision precision, const unsigned char *row, size_t i)
+/* Round 32 elements to q, `stride` bytes apart, and their scale.  false where one is not finite or
+ * the scale is not. */
+static bool store_block(const float *x, unsigned char *q, size_t stride, unsigned char *scale)
 {
-    if (precision == KV_F32)
-        return kern_load_f32(row + i * sizeof(float));
-    return kern_half(kern_load_u16(row + i * sizeof(uint16_t)));
+    float amax = 0.0f, d, inverse;
+    uint16_t h;
+
+    for (uint32_t i = 0; i < KV_Q8_BLOCK; i++) {
+        if ((bits_of(x[i]) & 0x7f800000u) == 0x7f800000u)
+            return false;
+        amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
+    }
+    h = kern_f16_from_f32(amax / KERN_Q8_MOST);
+    if (h == 0x7c00u)
+        return false;
+    memcpy(scale, &h, sizeof(h));
+    d = kern_half(h);
+    inverse = d > 0.0f ? 1.0f / d : 0.0f;
+    for (uint32_t i = 0; i < KV_Q8_BLOCK; i++) {
+        float v = x[i] * inverse;
+
+        v = v > KERN_Q8_MOST ? KERN_Q8_MOST : v;
+        v = v < -KERN_Q8_MOST ? -KERN_Q8_MOST : v;
+        v = (v + KERN_EXP_MAGIC) - KERN_EXP_MAGIC;
+        q[i * stride] = (unsigned char)(int8_t)v;
+    }
+    return true;
+}
+
+static bool put_q8(const struct kv_layout *kv, unsigned char *layer, uint32_t slot, const float *k,
+                   const float *v)
+{
+    const uint32_t dim = kv->geometry.head_dim;
+    const size_t group = slot / KV_LANES, lane = slot % KV_LANES;
+    bool ok = true;
+
+    for (uint32_t h = 0; h < kv->geometry.n_kv_heads; h++) {
+        unsigned char *kq = layer + h * kv->k_head_bytes + group * dim * KV_LANES + lane;
+        unsigned char *vq = layer + kv->v_offset + slot * kv->v_row_bytes + h * dim;
+        unsigned char *scales = layer + kern_scale_offset(kv, h, slot);
+
+        for (uint32_t d = 0; d < dim; d += KV_Q8_BLOCK) {
+            const size_t block = d / KV_Q8_BLOCK * KV_LANES * sizeof(uint16_t);
+
+            ok &= store_block(k + h * dim + d, kq + (size_t)d * KV_LANES, KV_LANES,
+                              scales + kv->ks_offset + block);
+            ok &= store_block(v + h * dim + d, vq + d, 1, scales + kv->vs_offset + block);
+        }
+    }
+    return ok;
 }
 
 int kern_plain_kv_put(const struct kv_layout *kv, unsigned char *page, uint32_t layer,
@@ -181,6 +225,8 @@ int kern_plain_kv_put(const struct kv_layout *kv, unsigned char *page, uint32_t 
     const size_t group = slot / KV_LANES, lane = slot % KV_LANES;
     bool ok = true;
 
+    if (precision == KV_Q8)
+        return put_q8(kv, base, slot, k, v) ? 0 : -1;
     for (uint32_t h = 0; h < n_heads; h++) {
         unsigned char *kh = base + (size_t)h * kv->k_head_bytes;
 
@@ -190,6 +236,19 @@ int kern_plain_kv_put(const struct kv_layout *kv, unsigned char *page, uint32_t 
     for (uint32_t i = 0; i < n_heads * dim; i++)
         ok &= store(precision, base + kv->v_offset + (size_t)slot * kv->v_row_bytes, i, v[i]);
     return ok ? 0 : -1;
+}
+
+/* Element i of row, widened exactly.  q8: scales are those of the position, KV_LANES apart, and the
+ * element's is that of block. */
+static float load(enum kv_precision precision, const unsigned char *row, size_t i,
+                  const unsigned char *scales, uint32_t block)
+{
+    if (precision == KV_F32)
+        return kern_load_f32(row + i * sizeof(float));
+    if (precision == KV_F16)
+        return kern_half(kern_load_u16(row + i * sizeof(uint16_t)));
+    return (float)(int8_t)row[i] *
+           kern_half(kern_load_u16(scales + (size_t)block * KV_LANES * sizeof(uint16_t)));
 }
 
 /* ---- Attention ---- */
@@ -202,10 +261,13 @@ static void scores(const struct kern_attn *a, const float *q, uint64_t pos0, uin
 
     for (uint32_t j = 0; j < n; j++) {
         const unsigned char *k = kern_k_group(a, pos0 + j - j % KV_LANES);
+        const unsigned char *ks = kern_scales(a, a->kv->ks_offset, pos0 + j);
         float acc = 0.0f;
 
         for (uint32_t d = 0; d < dim; d++)
-            acc = fmaf(q[d], load(precision, k, (size_t)d * KV_LANES + j % KV_LANES), acc);
+            acc = fmaf(q[d],
+                       load(precision, k, (size_t)d * KV_LANES + j % KV_LANES, ks, d / KV_Q8_BLOCK),
+                       acc);
         s[j] = acc;
     }
 }
@@ -230,6 +292,7 @@ static void softmax(float *s, uint32_t n, struct kern_partial *part)
 void kern_plain_attn_segment(const struct kern_attn *a, uint32_t seg, struct kern_partial *part)
 {
     const uint32_t dim = a->kv->geometry.head_dim;
+    const enum kv_precision precision = a->kv->geometry.precision;
     const uint64_t pos0 = (uint64_t)seg * KERN_SEGMENT;
     float s[KERN_SEGMENT];
 
@@ -244,9 +307,10 @@ void kern_plain_attn_segment(const struct kern_attn *a, uint32_t seg, struct ker
         memset(part[i].o, 0, dim * sizeof(float));
         for (uint32_t j = 0; j < n; j++) {
             const unsigned char *v = kern_v_row(a, pos0 + j);
+            const unsigned char *vs = kern_scales(a, a->kv->vs_offset, pos0 + j);
 
             for (uint32_t d = 0; d < dim; d++)
-                part[i].o[d] = fmaf(s[j], load(a->kv->geometry.precision, v, d), part[i].o[d]);
+                part[i].o[d] = fmaf(s[j], load(precision, v, d, vs, d / KV_Q8_BLOCK), part[i].o[d]);
         }
     }
 }

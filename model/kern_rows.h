@@ -7,6 +7,9 @@
  *   exp      n = nearest(x * log2 e), r = x - n ln 2 in two fmas, a polynomial of degree 7 in fmas,
  *            times 2^n, which is exact because no result in [-87, 88] is subnormal.  NaN gives the
  *            quiet NaN 7fc00000.
+ *   q8       a block of 32: d = f16(amax / 127), which is refused where it is infinite or an
+ * element is not finite; q = nearest(x * (1 / d)), ties to even, in -127..127, all 0 where d is. An
+ * element read back is (float)q * (float)d: 7 bits by 11, so exact.
  *
  * Rows of the KV cache are read through one "load" a precision; a further precision adds its load,
  * its store and one case in each of kv_put and attn_segment.  Private to model/. */
@@ -20,6 +23,8 @@ enum {
      * fill the 32 registers of AVX-512. */
     KERN_ATTN_ROWS = 12,
 };
+
+#define KERN_Q8_MOST 127.0f /* the largest q */
 
 /* exp: constants of the polynomial, ascending powers: the minimax fit of exp(r) on |r| <= ln 2 / 2
  * with the first two fixed at 1, relative error 5.2e-11 (Taylor's of this degree: 5e-9); with the
@@ -95,6 +100,26 @@ static inline const unsigned char *kern_v_row(const struct kern_attn *a, uint64_
     return a->pages[pos / kv->page_tokens] + (size_t)a->layer * kv->layer_bytes + kv->v_offset +
            (size_t)(pos % kv->page_tokens) * kv->v_row_bytes +
            (size_t)a->kv_head * kv->geometry.head_dim * kv->element_bytes;
+}
+
+/* From the scales of K or V of a layer to those of (head, slot), the first block's; a block is
+ * KV_LANES scales further. */
+static inline size_t kern_scale_offset(const struct kv_layout *kv, uint32_t head, uint64_t slot)
+{
+    return head * kv->scales_head_bytes +
+           (slot / KV_LANES * (kv->geometry.head_dim / KV_Q8_BLOCK) * KV_LANES + slot % KV_LANES) *
+               sizeof(uint16_t);
+}
+
+/* q8: the first scale of absolute position pos, of K (offset: kv->ks_offset) or of V (vs_offset);
+ * at a multiple of 16 [D / 32][16]. */
+static inline const unsigned char *kern_scales(const struct kern_attn *a, size_t offset,
+                                               uint64_t pos)
+{
+    const struct kv_layout *kv = a->kv;
+
+    return a->pages[pos / kv->page_tokens] + (size_t)a->layer * kv->layer_bytes + offset +
+           kern_scale_offset(kv, a->kv_head, pos % kv->page_tokens);
 }
 
 #endif

@@ -10,6 +10,7 @@
  *
  * A lane of v16 is a position in scores, an element of the row elsewhere.  All of it is the same
  * arithmetic in the same order as kern_plain_rows.c, lane by lane. */
+#include "model/kern_matrix.h"
 #include "model/kern_rows.h"
 
 #include <assert.h>
@@ -26,7 +27,7 @@
 #define CONCAT3(a, b, c) CONCAT3_(a, b, c)
 #define KERN(name) CONCAT3(CONCAT3(kern_, SET, _), name, )
 
-enum { GROUPS = KERN_SEGMENT / KV_LANES, GROUPS_PAD = 8, FETCH_ROWS = 4 };
+enum { GROUPS = KERN_SEGMENT / KV_LANES, GROUPS_PAD = 8, FETCH_ROWS = 4, LINE = 64 };
 
 /* exp of lanes that are at most 88, or not numbers: those come out as some NaN. */
 INLINE v16 exp16_bounded(v16 x)
@@ -242,13 +243,77 @@ INLINE bool put(enum kv_precision precision, const struct kv_layout *kv, unsigne
     return ok & put_v(precision, layer + kv->v_offset + slot * kv->v_row_bytes, v, n_heads * dim);
 }
 
+INLINE v16 nearest_q8(v16 x, v16 inverse)
+{
+    const v16 most = v16_set1(KERN_Q8_MOST), least = v16_set1(-KERN_Q8_MOST);
+    const v16 q = v16_max(v16_mul(x, inverse), least);
+
+    return v16_select(v16_less(most, q), most, q);
+}
+
+INLINE v16 magnitude(v16 x)
+{
+    return v16_max(x, v16_sub(v16_set1(-0.0f), x));
+}
+
+/* 32 elements to q [32] and their scale. */
+INLINE bool put_block(const float *x, int8_t *q, unsigned char *scale)
+{
+    const v16 lo = v16_load(x), hi = v16_load(x + 16), limit = v16_set1(INFINITY);
+    uint16_t h;
+    float d;
+    v16 inverse;
+
+    if (!v16_all_within(lo, limit) || !v16_all_within(hi, limit))
+        return false;
+    h = kern_f16_from_f32(v16_fold_max(v16_max(magnitude(lo), magnitude(hi))) / KERN_Q8_MOST);
+    if (h == 0x7c00u)
+        return false;
+    memcpy(scale, &h, sizeof(h));
+    d = kern_half(h);
+    inverse = v16_set1(d > 0.0f ? 1.0f / d : 0.0f);
+    v16_store_i8(q, nearest_q8(lo, inverse));
+    v16_store_i8(q + 16, nearest_q8(hi, inverse));
+    return true;
+}
+
+INLINE bool put_q8(const struct kv_layout *kv, unsigned char *layer, uint32_t slot, const float *k,
+                   const float *v)
+{
+    const uint32_t dim = kv->geometry.head_dim;
+    const size_t group = (size_t)(slot / KV_LANES) * dim * KV_LANES;
+    bool ok = true;
+
+    for (uint32_t h = 0; h < kv->geometry.n_kv_heads; h++, k += dim, v += dim) {
+        unsigned char *kq = layer + h * kv->k_head_bytes + group + slot % KV_LANES;
+        unsigned char *vq = layer + kv->v_offset + slot * kv->v_row_bytes + (size_t)h * dim;
+        unsigned char *scale = layer + kern_scale_offset(kv, h, slot);
+
+        for (uint32_t d = 0; d < dim; d += KV_Q8_BLOCK, scale += KV_LANES * sizeof(uint16_t)) {
+            int8_t q[KV_Q8_BLOCK] = {0};
+
+            ok &= put_block(k + d, q, scale + kv->ks_offset);
+            for (uint32_t i = 0; i < KV_Q8_BLOCK; i++, kq += KV_LANES)
+                memcpy(kq, &q[i], 1);
+            ok &= put_block(v + d, q, scale + kv->vs_offset);
+            memcpy(vq + d, q, sizeof(q));
+        }
+    }
+    return ok;
+}
+
 int KERN(kv_put)(const struct kv_layout *kv, unsigned char *page, uint32_t layer, uint32_t slot,
                  const float *k, const float *v)
 {
     unsigned char *base = page + (size_t)layer * kv->layer_bytes;
-    const bool ok = kv->geometry.precision == KV_F32 ? put(KV_F32, kv, base, slot, k, v)
-                                                     : put(KV_F16, kv, base, slot, k, v);
+    bool ok;
 
+    if (kv->geometry.precision == KV_F32)
+        ok = put(KV_F32, kv, base, slot, k, v);
+    else if (kv->geometry.precision == KV_F16)
+        ok = put(KV_F16, kv, base, slot, k, v);
+    else
+        ok = put_q8(kv, base, slot, k, v);
     return ok ? 0 : -1;
 }
 
@@ -257,17 +322,32 @@ int KERN(kv_put)(const struct kv_layout *kv, unsigned char *page, uint32_t layer
  * A tile's rows are worked off in register tiles of 12, 6, 4, 3, 2 and 1 rows.  Every output has
  * one chain of fmas, ascending, whatever tile it stands in. */
 
-/* 16 elements of a KV row, widened. */
-INLINE v16 kv_load(enum kv_precision precision, const unsigned char *row, size_t i)
+INLINE size_t element_size(enum kv_precision precision)
 {
-    return precision == KV_F32 ? v16_load((const float *)(const void *)row + i)
-                               : v16_load_f16(row + i * sizeof(uint16_t));
+    return precision == KV_F32 ? sizeof(float) : precision == KV_F16 ? sizeof(uint16_t) : 1;
 }
 
+/* 16 elements of a KV row, widened; scale: of each, q8 only. */
+INLINE v16 kv_load(enum kv_precision precision, const unsigned char *row, size_t i, v16 scale)
+{
+    if (precision == KV_F32)
+        return v16_load((const float *)(const void *)row + i);
+    if (precision == KV_F16)
+        return v16_load_f16(row + i * sizeof(uint16_t));
+    return v16_mul(v16_load_i8(row + i), scale);
+}
+
+/* The first n < 16 elements; a row of q8 has whole blocks. */
 INLINE v16 kv_load_n(enum kv_precision precision, const unsigned char *row, size_t i, uint32_t n)
 {
     return precision == KV_F32 ? v16_load_n((const float *)(const void *)row + i, n)
                                : v16_load_f16_n(row + i * sizeof(uint16_t), n);
+}
+
+/* The scales of 16 positions' `block`-th 32 elements. */
+INLINE v16 load_scales(const unsigned char *scales, uint32_t block)
+{
+    return v16_load_f16(scales + (size_t)block * KV_LANES * sizeof(uint16_t));
 }
 
 /* A segment of a tile: the rows that see any of it. */
@@ -282,9 +362,24 @@ struct segment {
      * ahead; then the last is repeated, so that a register tile may run over the end. */
     const unsigned char *k[GROUPS + 2 * GROUPS_PAD];
     const unsigned char *v[GROUPS + GROUPS_PAD]; /* V of the group's first position */
+    /* q8: the groups' scales [D / 32][16]. */
+    const unsigned char *ks[GROUPS + 2 * GROUPS_PAD], *vs[GROUPS + GROUPS_PAD];
     /* Scores, then probabilities. */
     _Alignas(64) float s[KERN_ATTN_ROWS][KERN_SEGMENT + GROUPS_PAD * KV_LANES];
 };
+
+/* As segment_init() does for K and V, of which n_known groups are there. */
+static void segment_scales(struct segment *t, uint64_t pos0, uint32_t n_known)
+{
+    const struct kv_layout *kv = t->a->kv;
+
+    for (uint32_t g = 0; g < GROUPS + 2 * GROUPS_PAD; g++)
+        t->ks[g] = g < n_known ? kern_scales(t->a, kv->ks_offset, pos0 + g * KV_LANES)
+                               : t->ks[n_known - 1];
+    for (uint32_t g = 0; g < GROUPS + GROUPS_PAD; g++)
+        t->vs[g] = g < t->n_groups ? kern_scales(t->a, kv->vs_offset, pos0 + g * KV_LANES)
+                                   : t->vs[t->n_groups - 1];
+}
 
 static void segment_init(struct segment *t, const struct kern_attn *a, uint32_t seg,
                          struct kern_partial *part)
@@ -317,6 +412,8 @@ static void segment_init(struct segment *t, const struct kern_attn *a, uint32_t 
         t->k[g] = t->k[n_known - 1];
     for (uint32_t g = t->n_groups; g < GROUPS + GROUPS_PAD; g++)
         t->v[g] = t->v[t->n_groups - 1];
+    if (a->kv->geometry.precision == KV_Q8)
+        segment_scales(t, pos0, n_known);
 }
 
 /* A tile of few rows waits for memory.  While the scores of one block of groups are computed,
@@ -325,15 +422,23 @@ INLINE void fetch_ahead(const struct segment *t, enum kv_precision precision, co
                         uint32_t g, uint32_t d)
 {
     const struct kv_layout *kv = t->a->kv;
-    const size_t row_bytes = kv->geometry.head_dim * kv->element_bytes;
+    const size_t lanes_bytes = KV_LANES * element_size(precision);
+    const size_t row_bytes = kv->geometry.head_dim * element_size(precision);
 
-    if (precision == KV_F32 || d % 2 == 0) { /* two vectors of f16 are one line */
+    if (d * lanes_bytes % LINE == 0) {
         UNROLL
         for (uint32_t j = 0; j < groups; j++)
-            __builtin_prefetch(t->k[g + groups + j] + d * KV_LANES * kv->element_bytes);
+            __builtin_prefetch(t->k[g + groups + j] + d * lanes_bytes);
+    }
+    if (precision == KV_Q8 && d % LINE == 0) { /* a byte of scales for an element */
+        UNROLL
+        for (uint32_t j = 0; j < groups; j++) {
+            __builtin_prefetch(t->ks[g + groups + j] + d);
+            __builtin_prefetch(t->vs[g + j] + d);
+        }
     }
     if (d < groups * KV_LANES)
-        for (size_t at = 0; at < row_bytes; at += 64)
+        for (size_t at = 0; at < row_bytes; at += LINE)
             __builtin_prefetch(t->v[g + d / KV_LANES] + d % KV_LANES * kv->v_row_bytes + at);
 }
 
@@ -344,19 +449,28 @@ INLINE void scores(struct segment *t, enum kv_precision precision, uint32_t r0, 
     const uint32_t dim = t->a->kv->geometry.head_dim;
 
     for (uint32_t g = 0; g < t->n_groups; g += groups) {
-        v16 acc[24];
+        v16 acc[24], scale[GROUPS_PAD];
 
         UNROLL
         for (uint32_t i = 0; i < rows * groups; i++)
             acc[i] = v16_zero();
+        UNROLL
+        for (uint32_t j = 0; j < groups; j++)
+            scale[j] = v16_zero();
         for (uint32_t d = 0; d < dim; d++) {
             v16 k[GROUPS_PAD];
+
+            if (precision == KV_Q8 && d % KV_Q8_BLOCK == 0) {
+                UNROLL
+                for (uint32_t j = 0; j < groups; j++)
+                    scale[j] = load_scales(t->ks[g + j], d / KV_Q8_BLOCK);
+            }
 
             if (rows <= FETCH_ROWS)
                 fetch_ahead(t, precision, groups, g, d);
             UNROLL
             for (uint32_t j = 0; j < groups; j++)
-                k[j] = kv_load(precision, t->k[g + j], (size_t)d * KV_LANES);
+                k[j] = kv_load(precision, t->k[g + j], (size_t)d * KV_LANES, scale[j]);
             UNROLL
             for (uint32_t i = 0; i < rows; i++) {
                 const v16 q = v16_set1(t->q[r0 + i][d]);
@@ -411,6 +525,7 @@ INLINE void values(struct segment *t, enum kv_precision precision, uint32_t r0, 
                    uint32_t n0, uint32_t n1, uint32_t d, const uint32_t vectors, uint32_t tail)
 {
     const size_t stride = t->a->kv->v_row_bytes;
+    _Alignas(64) float scales[2][KV_LANES]; /* of the 16 positions, for each 32 elements */
     v16 acc[24];
 
     UNROLL
@@ -424,14 +539,23 @@ INLINE void values(struct segment *t, enum kv_precision precision, uint32_t r0, 
         const uint32_t first = g * KV_LANES < n0 ? n0 : g * KV_LANES;
         const uint32_t end = (g + 1) * KV_LANES < n1 ? (g + 1) * KV_LANES : n1;
 
+        if (precision == KV_Q8) {
+            UNROLL
+            for (uint32_t b = 0; b < (vectors + 1) / 2; b++)
+                v16_store(scales[b], load_scales(t->vs[g], d / KV_Q8_BLOCK + b));
+        }
         for (uint32_t pos = first; pos < end; pos++) {
             const unsigned char *row = t->v[g] + (pos - g * KV_LANES) * stride;
             v16 v[4];
 
             UNROLL
-            for (uint32_t j = 0; j < vectors; j++)
-                v[j] =
-                    tail ? kv_load_n(precision, row, d, tail) : kv_load(precision, row, d + 16 * j);
+            for (uint32_t j = 0; j < vectors; j++) {
+                const v16 scale =
+                    precision == KV_Q8 ? v16_set1(scales[j / 2][pos % KV_LANES]) : v16_zero();
+
+                v[j] = tail ? kv_load_n(precision, row, d, tail)
+                            : kv_load(precision, row, d + 16 * j, scale);
+            }
             UNROLL
             for (uint32_t i = 0; i < rows; i++) {
                 const v16 p = v16_set1(t->s[r0 + i][pos]);
@@ -476,6 +600,11 @@ static __attribute__((noinline)) void values_one_f16(struct segment *t, uint32_t
     values_all(t, KV_F16, r, 1, n0, t->n[r], VALUE_VECTORS(1));
 }
 
+static __attribute__((noinline)) void values_one_q8(struct segment *t, uint32_t r, uint32_t n0)
+{
+    values_all(t, KV_Q8, r, 1, n0, t->n[r], VALUE_VECTORS(1));
+}
+
 /* Everything for `rows` rows from r0 on.  Positions that all of them see go through the register
  * tile, the few that only some see row by row. */
 INLINE void rows_run(struct segment *t, enum kv_precision precision, uint32_t r0,
@@ -493,8 +622,10 @@ INLINE void rows_run(struct segment *t, enum kv_precision precision, uint32_t r0
         if (t->n[r0 + i] > common) {
             if (precision == KV_F32)
                 values_one_f32(t, r0 + i, common);
-            else
+            else if (precision == KV_F16)
                 values_one_f16(t, r0 + i, common);
+            else
+                values_one_q8(t, r0 + i, common);
         }
 }
 
@@ -511,24 +642,32 @@ INLINE void rows_run(struct segment *t, enum kv_precision precision, uint32_t r0
     ROWS_FUNCTION(precision, 6)
 ROWS_FUNCTIONS(F32)
 ROWS_FUNCTIONS(F16)
+ROWS_FUNCTIONS(Q8)
 #if TILE_ROWS == 12
 ROWS_FUNCTION(F32, 12)
 ROWS_FUNCTION(F16, 12)
+ROWS_FUNCTION(Q8, 12)
 #endif
 
 struct rows_function {
     uint32_t rows;
-    void (*f32)(struct segment *t, uint32_t r);
-    void (*f16)(struct segment *t, uint32_t r);
+    void (*run[KV_Q8 + 1])(struct segment *t, uint32_t r); /* by precision */
 };
+
+#define ROWS_ENTRY(rows)                                     \
+    {                                                        \
+        rows,                                                \
+        {                                                    \
+            rows_F32_##rows, rows_F16_##rows, rows_Q8_##rows \
+        }                                                    \
+    }
 
 /* Tallest first. */
 static const struct rows_function rows_functions[] = {
 #if TILE_ROWS == 12
-    {12, rows_F32_12, rows_F16_12},
+    ROWS_ENTRY(12),
 #endif
-    {6, rows_F32_6, rows_F16_6},    {4, rows_F32_4, rows_F16_4}, {3, rows_F32_3, rows_F16_3},
-    {2, rows_F32_2, rows_F16_2},    {1, rows_F32_1, rows_F16_1},
+    ROWS_ENTRY(6),  ROWS_ENTRY(4), ROWS_ENTRY(3), ROWS_ENTRY(2), ROWS_ENTRY(1),
 };
 
 void KERN(attn_segment)(const struct kern_attn *a, uint32_t seg, struct kern_partial *part)
@@ -540,10 +679,7 @@ void KERN(attn_segment)(const struct kern_attn *a, uint32_t seg, struct kern_par
     for (uint32_t r = 0; r < t.n_rows; r += f->rows) {
         while (f->rows > t.n_rows - r)
             f++;
-        if (a->kv->geometry.precision == KV_F32)
-            f->f32(&t, r);
-        else
-            f->f16(&t, r);
+        f->run[a->kv->geometry.precision](&t, r);
     }
 }
 

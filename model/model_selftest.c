@@ -350,6 +350,8 @@ static int run_all(struct selftest *s)
         rc = test_attention(s, KV_F32);
     if (rc == 0)
         rc = test_attention(s, KV_F16);
+    if (rc == 0 && s->model->params.head_dim % KV_Q8_BLOCK == 0)
+        rc = test_attention(s, KV_Q8);
     return rc;
 }
 

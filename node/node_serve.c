@@ -6,7 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *const precisions[] = {"f16", "f32", NULL};
+static const char *const precisions[] = {"f16", "f32", "q8", NULL};
 static const char *const levels[] = {"debug", "info", "warn", "error", NULL};
 
 enum {

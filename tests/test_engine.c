@@ -19,8 +19,20 @@
 
 enum { N = 300 /* positions of a run: over the border of 256 */ };
 
-static const char *const types[] = {"f32", "f16", "bf16", "q8_0", "q4_0", "q4_1", "spm-f32"};
-enum { N_TYPES = sizeof(types) / sizeof(types[0]), N_PRECISIONS = 2 };
+/* A tiny model and a precision.  q8 needs heads of whole 32s: of 32, 64 and 128. */
+struct engine_case {
+    const char *model;
+    enum kv_precision precision;
+};
+
+static const struct engine_case cases[] = {
+    {"f32", KV_F32},     {"f32", KV_F16},     {"f16", KV_F32},    {"f16", KV_F16},
+    {"bf16", KV_F32},    {"bf16", KV_F16},    {"q8_0", KV_F32},   {"q8_0", KV_F16},
+    {"q4_0", KV_F32},    {"q4_0", KV_F16},    {"q4_1", KV_F32},   {"q4_1", KV_F16},
+    {"spm-f32", KV_F32}, {"spm-f32", KV_F16}, {"d32-f32", KV_Q8}, {"d64-q4_1", KV_Q8},
+    {"wide", KV_Q8},
+};
+enum { N_CASES = sizeof(cases) / sizeof(cases[0]) };
 
 /* ---- Against others ---- */
 
@@ -157,18 +169,12 @@ END_TEST
 
 static uint32_t ids[N];
 
-/* Case _i: a weight type and a precision. */
-static const char *case_path(int i)
+static struct rig_config case_config(int i)
 {
-    const char *path = rig_tiny(types[i / N_PRECISIONS]);
+    const char *path = rig_tiny(cases[i].model);
 
-    ck_assert_msg(path != NULL, "tiny-%s.gguf was not built", types[i / N_PRECISIONS]);
-    return path;
-}
-
-static enum kv_precision case_precision(int i)
-{
-    return i % N_PRECISIONS ? KV_F16 : KV_F32;
+    ck_assert_msg(path != NULL, "tiny-%s.gguf was not built", cases[i].model);
+    return (struct rig_config){.path = path, .precision = cases[i].precision};
 }
 
 /* All digests of ids run in chunks from an empty context. */
@@ -196,8 +202,8 @@ static void same(const uint64_t *got, const uint64_t *want, uint32_t first, uint
 
 START_TEST(all_logits_are_those_committed_in_every_kernel_set)
 {
-    const enum kv_precision precision = case_precision(_i);
-    struct rig_config config = {.path = case_path(_i), .precision = precision};
+    const char *precision = kv_precision_name(cases[_i].precision);
+    struct rig_config config = case_config(_i);
     FILE *f = fopen(BATON_SOURCE_DIR "/tests/logits_hashes.txt", "r");
     char line[128], model[32], kv[8];
     unsigned long long want = 0, hash;
@@ -207,15 +213,14 @@ START_TEST(all_logits_are_those_committed_in_every_kernel_set)
     ck_assert_ptr_nonnull(f);
     while (!found && fgets(line, sizeof(line), f))
         found = sscanf(line, "tiny-%31s %7s %llx", model, kv, &want) == 3 &&
-                strcmp(model, types[_i / N_PRECISIONS]) == 0 &&
-                strcmp(kv, kv_precision_name(precision)) == 0;
+                strcmp(model, cases[_i].model) == 0 && strcmp(kv, precision) == 0;
     fclose(f);
     for (const char *const *set = model_kernel_sets(); *set; set++) {
         config.kernels = *set;
         run_new(&config, N, digests);
         hash = logits_digest((const float *)digests, 2 * N);
-        ck_assert_msg(found && hash == want, "%s: tiny-%s %s %016llx", *set,
-                      types[_i / N_PRECISIONS], kv_precision_name(precision), hash);
+        ck_assert_msg(found && hash == want, "%s: tiny-%s %s %016llx", *set, cases[_i].model,
+                      precision, hash);
     }
 }
 END_TEST
@@ -234,7 +239,7 @@ static void check_chunk(struct rig *r, uint32_t chunk, const uint64_t *want, uin
 START_TEST(chunks_pages_and_threads_do_not_show)
 {
     static const uint32_t chunks[] = {1, 2, 7, 16, 64, N}, pages[] = {16, 64, 256};
-    struct rig_config config = {.path = case_path(_i), .precision = case_precision(_i)};
+    struct rig_config config = case_config(_i);
     uint64_t want[N];
     struct rig r;
 
@@ -253,7 +258,7 @@ END_TEST
 START_TEST(a_cut_at_any_border_does_not_show)
 {
     static const uint32_t cuts[] = {1, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 255, 256, 257};
-    struct rig_config config = {.path = case_path(_i), .precision = case_precision(_i)};
+    struct rig_config config = case_config(_i);
     uint64_t want[N], got[N];
     struct kv_context *ctx;
     struct rig r;
@@ -276,13 +281,13 @@ END_TEST
 START_TEST(a_fork_at_any_position_does_not_show)
 {
     enum { SHORT = 50 };
-    struct rig_config config = {
-        .path = case_path(_i), .precision = case_precision(_i), .page_tokens = 16};
+    struct rig_config config = case_config(_i);
     struct kv_context *ctx, *fork;
     uint64_t want[N], got[N], other[N];
     uint32_t strange[SHORT];
     struct rig r;
 
+    config.page_tokens = 16;
     run_new(&config, N, want);
     rig_open(&r, &config);
     rig_ids(strange, SHORT, r.params->n_vocab, 99);
@@ -339,7 +344,7 @@ static void step_with(struct rig *r, struct kv_context **others, uint32_t n_othe
 START_TEST(strangers_in_the_batch_do_not_show)
 {
     static const uint32_t crowds[] = {1, 7, 15}, steps[] = {1, 3, 17, 60};
-    struct rig_config config = {.path = case_path(_i), .precision = case_precision(_i)};
+    struct rig_config config = case_config(_i);
     struct kv_context *ours, *others[15];
     uint64_t want[N], got[N];
     struct rig r;
@@ -393,7 +398,8 @@ END_TEST
 START_TEST(long_sequences_divided_by_segments_are_the_same)
 {
     enum { LONG = 1000 };
-    struct rig_config config = {.path = rig_tiny("q8_0"), .precision = KV_F16};
+    struct rig_config config = {.path = rig_tiny(_i == 0 ? "q8_0" : "d64-q4_1"),
+                                .precision = _i == 0 ? KV_F16 : KV_Q8};
     uint64_t want[LONG], got[LONG];
     uint32_t long_ids[LONG];
     struct kv_context *ctx;
@@ -548,7 +554,8 @@ struct bent {
 
 static void bent_open(struct bent *b, enum kv_precision precision)
 {
-    rig_open(&b->source, &(struct rig_config){.path = rig_tiny("f32")});
+    rig_open(&b->source,
+             &(struct rig_config){.path = rig_tiny(precision == KV_Q8 ? "d32-f32" : "f32")});
     b->model = *b->source.model;
     const struct model_params *p = &b->model.params;
     const size_t embd_bytes = (size_t)p->n_vocab * p->n_embd * sizeof(float);
@@ -635,13 +642,17 @@ static void bend_norm(struct bent *b, float scale)
     b->norm[3] = scale;
 }
 
-START_TEST(k_or_v_that_overflows_f16_fails_its_sequence_alone)
+START_TEST(k_or_v_that_overflows_the_precision_fails_its_sequence_alone)
 {
     struct bent b;
 
     bent_open(&b, KV_F16);
     bend_norm(&b, 1e7f);
     check_fails(&b, "overflows f16");
+    bent_close(&b);
+    bent_open(&b, KV_Q8); /* the scale is what overflows, a 127th */
+    bend_norm(&b, 1e9f);
+    check_fails(&b, "overflows q8");
     bent_close(&b);
     /* f32 takes it */
     bent_open(&b, KV_F32);
@@ -654,6 +665,20 @@ START_TEST(k_or_v_that_overflows_f16_fails_its_sequence_alone)
     ck_assert_msg(item.rc == 0, "%s", item.why.text);
     kv_context_close(ctx);
     bent_close(&b);
+}
+END_TEST
+
+START_TEST(heads_that_are_not_whole_32s_refuse_q8_by_name)
+{
+    struct kv_cache_config cache = {.n_pages = 2};
+    struct kv_why why;
+    struct rig r;
+
+    rig_open(&r, &(struct rig_config){.path = rig_tiny("q4_1")});
+    model_geometry(r.model, KV_Q8, &cache.geometry);
+    ck_assert_int_eq(kv_cache_open(&cache, &(struct kv_cache *){NULL}, &why), KV_ERR_INVALID);
+    ck_assert_msg(strstr(why.text, "head_dim is 16: precision q8") != NULL, "%s", why.text);
+    rig_close(&r);
 }
 END_TEST
 
@@ -704,7 +729,6 @@ END_TEST
 
 static Suite *suite(void)
 {
-    enum { CASES = N_TYPES * N_PRECISIONS };
     Suite *s = suite_create("engine");
     TCase *others = tcase_create("others"), *one = tcase_create("one"), *bad = tcase_create("bad");
 
@@ -713,13 +737,13 @@ static Suite *suite(void)
     tcase_add_test(others, stories260k_has_the_logits_of_the_oracle);
     suite_add_tcase(s, others);
     tcase_set_timeout(one, 120);
-    tcase_add_loop_test(one, all_logits_are_those_committed_in_every_kernel_set, 0, CASES);
-    tcase_add_loop_test(one, chunks_pages_and_threads_do_not_show, 0, CASES);
-    tcase_add_loop_test(one, a_cut_at_any_border_does_not_show, 0, CASES);
-    tcase_add_loop_test(one, a_fork_at_any_position_does_not_show, 0, CASES);
-    tcase_add_loop_test(one, strangers_in_the_batch_do_not_show, 0, CASES);
+    tcase_add_loop_test(one, all_logits_are_those_committed_in_every_kernel_set, 0, N_CASES);
+    tcase_add_loop_test(one, chunks_pages_and_threads_do_not_show, 0, N_CASES);
+    tcase_add_loop_test(one, a_cut_at_any_border_does_not_show, 0, N_CASES);
+    tcase_add_loop_test(one, a_fork_at_any_position_does_not_show, 0, N_CASES);
+    tcase_add_loop_test(one, strangers_in_the_batch_do_not_show, 0, N_CASES);
     tcase_add_test(one, logits_of_the_last_token_alone_are_the_same);
-    tcase_add_test(one, long_sequences_divided_by_segments_are_the_same);
+    tcase_add_loop_test(one, long_sequences_divided_by_segments_are_the_same, 0, 2);
     tcase_add_test(one, the_numerics_id_is_one_for_all_sets_and_not_for_all_models);
 #if defined(__x86_64__)
     tcase_add_test(one, a_caller_with_another_float_mode_gets_the_same_and_keeps_its_mode);
@@ -729,7 +753,8 @@ static Suite *suite(void)
     tcase_add_test(bad, bad_items_fail_by_name_and_leave_their_contexts_and_the_others_alone);
     tcase_add_test(bad, a_full_cache_fails_the_item_that_meets_it);
     tcase_add_test(bad, a_value_that_is_not_finite_fails_its_sequence_alone);
-    tcase_add_test(bad, k_or_v_that_overflows_f16_fails_its_sequence_alone);
+    tcase_add_test(bad, k_or_v_that_overflows_the_precision_fails_its_sequence_alone);
+    tcase_add_test(bad, heads_that_are_not_whole_32s_refuse_q8_by_name);
     tcase_add_test(bad, what_an_engine_cannot_be_opened_with_is_named);
     suite_add_tcase(s, bad);
     return s;

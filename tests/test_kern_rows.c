@@ -313,13 +313,31 @@ static unsigned char *pages_alloc(const struct kv_layout *kv, uint32_t n)
 static const uint32_t head_dims[] = {8, 16, 24, 32, 40, 64, 80, 128};
 enum { N_DIMS = sizeof(head_dims) / sizeof(head_dims[0]), MAX_DIM = 128 };
 
+/* Cases of a loop: head size and precision. */
+enum { N_PRECISIONS = KV_Q8 + 1, N_CASES = N_DIMS * N_PRECISIONS };
+
+static enum kv_precision case_precision(uint32_t i)
+{
+    return (enum kv_precision)(i % N_PRECISIONS);
+}
+
+/* q8 has no head size that is not a multiple of 32. */
+static bool case_exists(uint32_t i)
+{
+    return case_precision(i) != KV_Q8 || head_dims[i / N_PRECISIONS] % KV_Q8_BLOCK == 0;
+}
+
 START_TEST(kv_put_is_the_same_in_every_set)
 {
     float k[2 * MAX_DIM], v[2 * MAX_DIM];
     struct kv_layout kv;
 
-    for (uint32_t i = 0; i < 2 * N_DIMS; i++) {
-        layout_of(&kv, head_dims[i / 2], i % 2 ? KV_F16 : KV_F32, 64);
+    for (uint32_t i = 0; i < N_CASES; i++) {
+        const uint32_t dim = head_dims[i / N_PRECISIONS];
+
+        if (!case_exists(i))
+            continue;
+        layout_of(&kv, dim, case_precision(i), 64);
         unsigned char *want = pages_alloc(&kv, 1), *got = pages_alloc(&kv, 1);
 
         FOR_SETS(set)
@@ -330,7 +348,7 @@ START_TEST(kv_put_is_the_same_in_every_set)
                 ck_assert_int_eq(plain.kv_put(&kv, want, 1, slot, k, v), 0);
                 ck_assert_int_eq(set->kv_put(&kv, got, 1, slot, k, v), 0);
             }
-            same(set->name, "kv_put", head_dims[i / 2], got, want, kv.page_bytes);
+            same(set->name, "kv_put", dim, got, want, kv.page_bytes);
         }
         free(want);
         free(got);
@@ -362,16 +380,89 @@ START_TEST(an_element_that_overflows_the_precision_is_refused)
 {
     struct kv_layout kv;
 
-    for (int precision = KV_F32; precision <= KV_F16; precision++) {
-        const bool f16 = precision == KV_F16;
-        const float fits = f16 ? nextafterf(65520.0f, 0.0f) : 0x1.fffffep127f;
-        const float not = f16 ? 65520.0f : INFINITY;
+    /* From 65520 on f16 is infinite; in q8 that is the scale, a 127th. */
+    static const float overflows[] = {
+        [KV_F32] = INFINITY, [KV_F16] = 65520.0f, [KV_Q8] = 127 * 65520.0f};
 
-        layout_of(&kv, 24, (enum kv_precision)precision, 16);
+    for (int precision = KV_F32; precision <= KV_Q8; precision++) {
+        const float not = overflows[precision], fits = nextafterf(not, 0.0f);
+
+        layout_of(&kv, precision == KV_Q8 ? 64 : 24, (enum kv_precision)precision, 16);
         unsigned char *page = pages_alloc(&kv, 1);
 
         check_overflow(&plain, &kv, page, fits, not );
         FOR_SETS(set) check_overflow(set, &kv, page, fits, not );
+        free(page);
+    }
+}
+END_TEST
+
+/* Position `slot` of layer 0, head 1. */
+static uint16_t scale_at(const struct kv_layout *kv, const unsigned char *page, size_t offset,
+                         uint32_t slot, uint32_t block)
+{
+    const size_t n = kv->geometry.head_dim / 32;
+
+    return kern_load_u16(page + offset + kv->scales_head_bytes +
+                         ((slot / 16 * n + block) * 16 + slot % 16) * 2);
+}
+
+static int8_t k_at(const struct kv_layout *kv, const unsigned char *page, uint32_t slot, uint32_t d)
+{
+    return (
+        int8_t)page[kv->k_head_bytes + (slot / 16 * kv->geometry.head_dim + d) * 16 + slot % 16];
+}
+
+static int8_t v_at(const struct kv_layout *kv, const unsigned char *page, uint32_t slot, uint32_t d)
+{
+    return (int8_t)page[kv->v_offset + slot * kv->v_row_bytes + kv->geometry.head_dim + d];
+}
+
+/* One block against the rule, with the C library's rounding. */
+static void check_block(const float *x, uint16_t scale, const int8_t *q)
+{
+    float amax = 0.0f, d;
+
+    for (uint32_t i = 0; i < 32; i++)
+        amax = fmaxf(amax, fabsf(x[i]));
+    ck_assert_uint_eq(scale, kern_f16_from_f32(amax / 127.0f));
+    d = kern_half(scale);
+    for (uint32_t i = 0; i < 32; i++) {
+        const float at = d > 0.0f ? x[i] * (1.0f / d) : 0.0f;
+
+        ck_assert_int_eq(q[i], (int)fmaxf(-127.0f, fminf(127.0f, rintf(at))));
+        if (d >= 0x1p-14f) /* no subnormal: half a step, and what rounding d may cut off */
+            ck_assert_double_le(fabs((double)q[i] * (double)d - (double)x[i]),
+                                (double)d * (0.5 + 127.0 / 2048));
+    }
+}
+
+START_TEST(q8_rounds_blocks_as_the_rule_says)
+{
+    static const float scales[] = {1.0f,           0.01f, 3e-5f, 1e-6f, 127 * 0x1.1p-25f,
+                                   127 * 0x1p-25f, 0.0f,  8e6f,  300.0f};
+    float k[2 * 64], v[2 * 64];
+    struct kv_layout kv;
+
+    layout_of(&kv, 64, KV_Q8, 32);
+    for (uint32_t c = 0; c < sizeof(scales) / sizeof(scales[0]); c++) {
+        unsigned char *page = pages_alloc(&kv, 1);
+        const uint32_t slot = (c * 7 + 3) % 32;
+
+        fill(k, 2 * 64, scales[c]);
+        fill(v, 2 * 64, scales[c]);
+        k[64 + 5] = v[64 + 63] = scales[c];
+        ck_assert_int_eq(plain.kv_put(&kv, page, 0, slot, k, v), 0);
+        for (uint32_t block = 0; block < 2; block++) {
+            int8_t kq[32], vq[32];
+
+            for (uint32_t i = 0; i < 32; i++) {
+                kq[i] = k_at(&kv, page, slot, block * 32 + i);
+                vq[i] = v_at(&kv, page, slot, block * 32 + i);
+            }
+            check_block(k + 64 + block * 32, scale_at(&kv, page, kv.ks_offset, slot, block), kq);
+            check_block(v + 64 + block * 32, scale_at(&kv, page, kv.vs_offset, slot, block), vq);
+        }
         free(page);
     }
 }
@@ -494,10 +585,11 @@ static void check_tile(const struct sequence *s, uint32_t n, uint32_t heads, uin
 
 START_TEST(attention_is_the_same_in_every_set_and_tile)
 {
-    const uint32_t dim = head_dims[_i / 2];
     struct sequence s;
 
-    sequence_open(&s, dim, _i % 2 ? KV_F16 : KV_F32, 64);
+    if (!case_exists((uint32_t)_i))
+        return;
+    sequence_open(&s, head_dims[_i / N_PRECISIONS], case_precision((uint32_t)_i), 64);
     for (uint32_t i = 0; i < N_LENGTHS; i++) {
         const uint32_t n = 1 + (i * 5 + (uint32_t)_i) % QUERIES;
 
@@ -511,7 +603,7 @@ START_TEST(every_height_of_tile_gives_the_same)
 {
     struct sequence s;
 
-    for (int precision = KV_F32; precision <= KV_F16; precision++) {
+    for (int precision = KV_F32; precision <= KV_Q8; precision++) {
         sequence_open(&s, 64, (enum kv_precision)precision, 64);
         for (uint32_t n = 1; n <= QUERIES; n++) {
             check_tile(&s, n, 3, 258);
@@ -543,20 +635,22 @@ END_TEST
 START_TEST(attention_does_not_see_the_page_size)
 {
     static const uint32_t page_tokens[] = {16, 64, 256};
+    const enum kv_precision precision = (enum kv_precision)_i;
+    const uint32_t dim = precision == KV_Q8 ? 96 : 40;
     float want[N_LENGTHS][MAX_DIM], got[1][MAX_DIM];
     struct sequence s;
 
     for (uint32_t p = 0; p < 3; p++) {
-        sequence_open(&s, 40, KV_F16, page_tokens[p]);
+        sequence_open(&s, dim, precision, page_tokens[p]);
         for (uint32_t i = 0; i < N_LENGTHS; i++) {
             attend(&plain, &s, 0, 1, &lengths[i], got);
             if (p == 0)
                 memcpy(want[i], got[0], sizeof(want[i]));
-            same("plain", "page size", lengths[i], got[0], want[i], 40 * sizeof(float));
+            same("plain", "page size", lengths[i], got[0], want[i], dim * sizeof(float));
             FOR_SETS(k)
             {
                 attend(k, &s, 0, 1, &lengths[i], got);
-                same(k->name, "page size", lengths[i], got[0], want[i], 40 * sizeof(float));
+                same(k->name, "page size", lengths[i], got[0], want[i], dim * sizeof(float));
             }
         }
         sequence_close(&s);
@@ -589,6 +683,31 @@ START_TEST(attention_at_the_ends_of_the_range_is_the_same_in_every_set)
 }
 END_TEST
 
+/* K or V of head 1, layer 1, as the layout says, in the sequence's precision. */
+static double k_value(const struct sequence *s, uint32_t pos, uint32_t d)
+{
+    const unsigned char *layer = s->pages[pos / 64] + s->kv.layer_bytes;
+    const uint32_t slot = pos % 64;
+    const size_t at = (size_t)(slot / 16 * 64 + d) * 16 + slot % 16;
+
+    if (s->kv.geometry.precision == KV_F32)
+        return (double)kern_load_f32(layer + s->kv.k_head_bytes + at * 4);
+    return (double)k_at(&s->kv, layer, slot, d) *
+           (double)kern_half(scale_at(&s->kv, layer, s->kv.ks_offset, slot, d / 32));
+}
+
+static double v_value(const struct sequence *s, uint32_t pos, uint32_t d)
+{
+    const unsigned char *layer = s->pages[pos / 64] + s->kv.layer_bytes;
+    const uint32_t slot = pos % 64;
+
+    if (s->kv.geometry.precision == KV_F32)
+        return (double)kern_load_f32(layer + s->kv.v_offset + slot * s->kv.v_row_bytes +
+                                     (64 + d) * sizeof(float));
+    return (double)v_at(&s->kv, layer, slot, d) *
+           (double)kern_half(scale_at(&s->kv, layer, s->kv.vs_offset, slot, d / 32));
+}
+
 START_TEST(attention_is_near_the_exact_one)
 {
     static const uint32_t n_kv[1] = {777};
@@ -596,28 +715,21 @@ START_TEST(attention_is_near_the_exact_one)
     double p[777], sum = 0;
     struct sequence s;
 
-    sequence_open(&s, 64, KV_F32, 64);
+    sequence_open(&s, 64, _i == 0 ? KV_F32 : KV_Q8, 64);
     attend(&plain, &s, 0, 1, n_kv, y);
     for (uint32_t pos = 0; pos < 777; pos++) {
-        const unsigned char *k = s.pages[pos / 64] + s.kv.layer_bytes + s.kv.k_head_bytes;
         double score = 0;
 
         for (uint32_t d = 0; d < 64; d++)
-            score +=
-                (double)s.q[0][d] *
-                (double)kern_load_f32(k + ((size_t)(pos % 64 / 16 * 64 + d) * 16 + pos % 16) * 4);
+            score += (double)s.q[0][d] * k_value(&s, pos, d);
         p[pos] = exp(score);
         sum += p[pos];
     }
     for (uint32_t d = 0; d < 64; d++) {
         double want = 0;
 
-        for (uint32_t pos = 0; pos < 777; pos++) {
-            const unsigned char *v = s.pages[pos / 64] + s.kv.layer_bytes + s.kv.v_offset +
-                                     pos % 64 * s.kv.v_row_bytes + 64 * sizeof(float);
-
-            want += p[pos] / sum * (double)kern_load_f32(v + d * sizeof(float));
-        }
+        for (uint32_t pos = 0; pos < 777; pos++)
+            want += p[pos] / sum * v_value(&s, pos, d);
         ck_assert_double_eq_tol((double)y[0][d], want, 1e-5);
     }
     sequence_close(&s);
@@ -644,15 +756,16 @@ static Suite *suite(void)
     tcase_add_test(kv, f16_rounds_to_nearest_even_over_all_halves);
     tcase_add_test(kv, kv_put_is_the_same_in_every_set);
     tcase_add_test(kv, an_element_that_overflows_the_precision_is_refused);
+    tcase_add_test(kv, q8_rounds_blocks_as_the_rule_says);
     suite_add_tcase(s, kv);
     tcase_set_timeout(attn, 120);
     tcase_add_checked_fixture(attn, setup, NULL);
-    tcase_add_loop_test(attn, attention_is_the_same_in_every_set_and_tile, 0, 2 * N_DIMS);
+    tcase_add_loop_test(attn, attention_is_the_same_in_every_set_and_tile, 0, N_CASES);
     tcase_add_test(attn, every_height_of_tile_gives_the_same);
     tcase_add_test(attn, rows_that_see_nothing_of_a_segment_are_left_alone);
-    tcase_add_test(attn, attention_does_not_see_the_page_size);
+    tcase_add_loop_test(attn, attention_does_not_see_the_page_size, 0, N_PRECISIONS);
     tcase_add_test(attn, attention_at_the_ends_of_the_range_is_the_same_in_every_set);
-    tcase_add_test(attn, attention_is_near_the_exact_one);
+    tcase_add_loop_test(attn, attention_is_near_the_exact_one, 0, 2);
     suite_add_tcase(s, attn);
     return s;
 }
