@@ -149,11 +149,10 @@ uint32_t runtime_chunk(const struct runtime *r, uint32_t budget_ms)
         return UNMEASURED_CHUNK;
     n = n * budget_ms / 1000;
     /* Kernels work on tiles of 16 rows; a broken tile costs as much as a whole one. */
-    if (n > KV_LANES)
-        n -= n % KV_LANES;
-    if (n > RUNTIME_MAX_CHUNK)
-        n = RUNTIME_MAX_CHUNK;
-    return n == 0 ? 1 : (uint32_t)n;
+    n -= n % KV_LANES;
+    if (n < KV_LANES)
+        return KV_LANES;
+    return n > RUNTIME_MAX_CHUNK ? RUNTIME_MAX_CHUNK : (uint32_t)n;
 }
 
 void runtime_took(struct runtime *r, uint32_t n_rows, int64_t ns)
