@@ -564,7 +564,7 @@ static void check_tile(const struct sequence *s, uint32_t n, uint32_t heads, uin
 {
     const uint32_t dim = s->kv.geometry.head_dim;
     float want[QUERIES][MAX_DIM], got[QUERIES][MAX_DIM];
-    uint32_t n_kv[QUERIES];
+    uint32_t n_kv[QUERIES] = {0};
 
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t back = (n - 1 - i) / heads;
