@@ -1,6 +1,6 @@
 /* The races that a cache of shared pages must win, each staged: sixteen forks of one parent,
  * eviction against reservation, match against insert, split and eviction, close against fork,
- * publish against decode.
+ * publish against decode, overwrite against the last other reader of a page.
  *
  * Method: threads with fixed parts run a fixed number of rounds on a cache that is too small for
  * them.  Rows depend on ids, so whoever reads a page that is not his any more sees it; a granted
@@ -9,6 +9,7 @@
 #include "kv_help.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdatomic.h>
 
 enum { P = 16, MAX = 128, MAX_THREADS = 16, TIMES = 8 };
@@ -416,6 +417,85 @@ START_TEST(a_publish_against_decoding_changes_no_row)
 }
 END_TEST
 
+/* ---- Overwrite against the last other reader ---- */
+
+enum { N_HANDED = 200 * TIMES };
+
+static struct kv_context *_Atomic handed[N_HANDED];
+static struct kv_context *owner;
+static atomic_uint n_read; /* relaxed: it must not order what the page's count has to */
+
+static void fill(unsigned char *rows, uint32_t round)
+{
+    memset(rows, (int)(round % 251), kv_position_bytes(&geometry));
+}
+
+/* Overwrites in place where the reader has let go by then, else into a clone. */
+static const char *overwrite(uint32_t me)
+{
+    unsigned char rows[64];
+
+    (void)me;
+    for (uint32_t round = 0; round < N_HANDED; round++) {
+        struct kv_context *child;
+        int rc;
+
+        if (kv_context_fork(owner, 20, &child) != 0)
+            return "fork";
+        atomic_store_explicit(&handed[round], child, memory_order_release);
+        for (uint32_t i = 0; i < round % 64; i++)
+            if (atomic_load_explicit(&n_read, memory_order_relaxed) <= round)
+                sched_yield();
+        fill(rows, round + 1);
+        do
+            rc = kv_context_overwrite(owner, 3, rows);
+        while (rc == KV_ERR_FULL);
+        if (rc != 0)
+            return "overwrite";
+    }
+    return NULL;
+}
+
+static const char *read_handed(uint32_t me)
+{
+    unsigned char rows[64], got[64];
+
+    (void)me;
+    for (uint32_t round = 0; round < N_HANDED; round++) {
+        struct kv_context *child;
+
+        while ((child = atomic_load_explicit(&handed[round], memory_order_acquire)) == NULL)
+            sched_yield();
+        fill(rows, round);
+        if (kv_context_gather(child, 3, 1, got) != 0 ||
+            memcmp(rows, got, kv_position_bytes(&geometry)) != 0)
+            return "a fork sees what was overwritten after it";
+        kv_context_close(child);
+        atomic_fetch_add_explicit(&n_read, 1, memory_order_relaxed);
+    }
+    return NULL;
+}
+
+START_TEST(an_overwrite_in_place_comes_after_the_last_other_reader)
+{
+    static const part parts[] = {overwrite, read_handed};
+    unsigned char rows[64];
+
+    ck_assert_uint_le(kv_position_bytes(&geometry), sizeof(rows));
+    open_cache(12);
+    make_parent(20);
+    ck_assert_int_eq(kv_context_fork(parent, 20, &owner), 0);
+    kv_context_close(parent);
+    fill(rows, 0);
+    ck_assert_int_eq(kv_context_overwrite(owner, 3, rows), 0);
+    stage(parts, 2);
+    ck_assert_uint_gt(stats().n_clones, 0);
+    ck_assert_uint_lt(stats().n_clones, N_HANDED);
+    kv_context_close(owner);
+    close_cache();
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kv_races");
@@ -430,6 +510,7 @@ int main(void)
     tcase_add_test(tc, a_match_against_insert_split_and_eviction_reads_its_own_rows);
     tcase_add_test(tc, a_close_against_a_fork_keeps_what_was_forked);
     tcase_add_test(tc, a_publish_against_decoding_changes_no_row);
+    tcase_add_test(tc, an_overwrite_in_place_comes_after_the_last_other_reader);
     srunner_run_all(sr, CK_ENV);
     n_failed = srunner_ntests_failed(sr);
     srunner_free(sr);
