@@ -27,8 +27,8 @@ struct proxy {
     struct transport_channel *channel; /* to the real node */
     char address[32];
     /* Set while no call runs. */
-    enum proxy_fault fault;
-    int at;
+    atomic_int fault; /* enum proxy_fault */
+    atomic_int at;
     /* Over all calls. */
     atomic_int n_calls, n_messages, n_open;
 };
