@@ -1,7 +1,8 @@
-/* bench_engine [--model FILE] [--threads N[,N]] [--kernels SET] [--quick] [--peer LLAMA_BENCH]
+/* bench_engine [--model FILE] [--threads N[,N]] [--kernels SET] [--kv-precision NAME] [--quick]
+ *              [--peer LLAMA_BENCH]
  *
  * Tokens a second of whole steps on a model (default: the one that scripts/get-model fetches), KV
- * in f16, as llama-bench counts them:
+ * in f16 unless named otherwise, as llama-bench counts them:
  *
  *   ppN      N ids in one sequence, in steps of 512
  *   tgN@D    N steps of one id each, after D positions
@@ -41,6 +42,7 @@ struct options {
     const char *model;
     const char *kernels;
     const char *peer;
+    int precision; /* enum kv_precision */
     bool quick;
     uint32_t threads[MAX_THREADS_LISTED];
     uint32_t n_threads;
@@ -386,7 +388,7 @@ static int run_all(const struct options *o)
     if (rc < 0)
         goto out;
     p = model_params(b.model);
-    model_geometry(b.model, KV_F16, &cache.geometry);
+    model_geometry(b.model, (enum kv_precision)o->precision, &cache.geometry);
     cache.n_pages = p->n_ctx / cache.page_tokens + 2;
     if (cache.n_pages > 64)
         cache.n_pages = 64; /* 4096 positions: the deepest test needs 2112 */
@@ -400,8 +402,9 @@ static int run_all(const struct options *o)
         goto out;
     for (uint32_t i = 0; i < p->n_ctx; i++)
         b.ids[i] = (uint32_t)(((uint64_t)i * 2654435761u + 12345) % p->n_vocab);
-    printf("# %s, kernels %s, KV f16, %.1f MB of weights in a step\n", o->model,
-           model_kernels(b.model), 1e-6 * step_weight_bytes(b.model));
+    printf("# %s, kernels %s, KV %s, %.1f MB of weights in a step\n", o->model,
+           model_kernels(b.model), kv_precision_name(cache.geometry.precision),
+           1e-6 * step_weight_bytes(b.model));
     rc = 0;
     why.text[0] = '\0';
     for (uint32_t i = 0; i < o->n_threads && rc == 0; i++)
@@ -436,18 +439,21 @@ static int parse_threads(struct options *o, const char *arg)
 static int usage(void)
 {
     fprintf(stderr, "usage: bench_engine [--model FILE] [--threads N[,N]] [--kernels SET] "
-                    "[--quick] [--peer LLAMA_BENCH]\n");
+                    "[--kv-precision NAME] [--quick] [--peer LLAMA_BENCH]\n");
     return 2;
 }
 
 int main(int argc, char **argv)
 {
-    static const struct option longs[] = {
-        {"model", required_argument, NULL, 'm'},   {"threads", required_argument, NULL, 't'},
-        {"kernels", required_argument, NULL, 'k'}, {"quick", no_argument, NULL, 'q'},
-        {"peer", required_argument, NULL, 'p'},    {NULL, 0, NULL, 0}};
+    static const struct option longs[] = {{"model", required_argument, NULL, 'm'},
+                                          {"threads", required_argument, NULL, 't'},
+                                          {"kernels", required_argument, NULL, 'k'},
+                                          {"quick", no_argument, NULL, 'q'},
+                                          {"peer", required_argument, NULL, 'p'},
+                                          {"kv-precision", required_argument, NULL, 'v'},
+                                          {NULL, 0, NULL, 0}};
     const char *cache = getenv("XDG_CACHE_HOME"), *home = getenv("HOME");
-    struct options o = {.threads = {1, 2}, .n_threads = 2};
+    struct options o = {.precision = KV_F16, .threads = {1, 2}, .n_threads = 2};
     char path[4096];
     int c;
 
@@ -462,6 +468,8 @@ int main(int argc, char **argv)
             o.model = optarg;
         else if (c == 'k')
             o.kernels = optarg;
+        else if (c == 'v')
+            o.precision = kv_precision_parse(optarg);
         else if (c == 'q')
             o.quick = true;
         else if (c == 'p')
@@ -469,5 +477,7 @@ int main(int argc, char **argv)
         else if (c != 't' || parse_threads(&o, optarg) < 0)
             return usage();
     }
-    return optind == argc && run_all(&o) == 0 ? 0 : optind < argc ? usage() : 1;
+    if (optind < argc || o.precision < 0)
+        return usage();
+    return run_all(&o) == 0 ? 0 : 1;
 }

@@ -111,8 +111,15 @@ static double nll_error(const cJSON *json, const float *logits, const uint32_t *
     return n > 1 ? sum / (n - 1) : 0;
 }
 
+/* The README's bounds of a prompt, and of the mean kl; q8 adds its own rounding of K and V, which
+ * shows most where there is one position (measured: rms 0.48, kl 1.2e-2, mean kl 4.6e-3). */
+static const struct bounds {
+    enum kv_precision precision;
+    double rms, kl, mean_kl;
+} bounds[] = {{KV_F16, 0.45, 1.5e-2, 5e-3}, {KV_Q8, 0.6, 2e-2, 7.5e-3}};
+
 /* One prompt of the file. */
-static struct distance check_prompt(struct rig *r, const char *line)
+static struct distance check_prompt(struct rig *r, const char *line, const struct bounds *b)
 {
     const uint32_t n_vocab = r->params->n_vocab;
     cJSON *json = cJSON_Parse(line);
@@ -129,8 +136,8 @@ static struct distance check_prompt(struct rig *r, const char *line)
     d = compare(logits, want, n, n_vocab);
     d.nll = nll_error(json, logits, ids, n, n_vocab);
     ck_assert_uint_eq(argmax(logits + (size_t)(n - 1) * n_vocab, n_vocab), argmax(want, n_vocab));
-    ck_assert_msg(d.rms <= 0.45, "%u tokens: rms %f", n, d.rms);
-    ck_assert_msg(d.kl <= 1.5e-2, "%u tokens: kl %f", n, d.kl);
+    ck_assert_msg(d.rms <= b->rms, "%u tokens: rms %f", n, d.rms);
+    ck_assert_msg(d.kl <= b->kl, "%u tokens: kl %f", n, d.kl);
     if (n >= 257)
         ck_assert_msg(fabs(d.nll) <= 0.03, "%u tokens: nll off by %f", n, d.nll);
     kv_context_close(ctx);
@@ -157,12 +164,13 @@ START_TEST(logits_of_the_default_model_are_near_the_oracle)
         return;
     f = fopen(path, "r");
     ck_assert_ptr_nonnull(f);
-    rig_open(
-        &r, &(struct rig_config){.path = rig_default_model(), .precision = KV_F16, .n_threads = 2});
+    rig_open(&r, &(struct rig_config){.path = rig_default_model(),
+                                      .precision = bounds[_i].precision,
+                                      .n_threads = 2});
     for (; getline(&line, &size, f) > 0; n++)
-        kl += check_prompt(&r, line).kl;
+        kl += check_prompt(&r, line, &bounds[_i]).kl;
     ck_assert_int_eq(n, 9);
-    ck_assert_msg(kl / n <= 5e-3, "mean kl %f", kl / n);
+    ck_assert_msg(kl / n <= bounds[_i].mean_kl, "mean kl %f", kl / n);
     rig_close(&r);
     free(line);
     fclose(f);
@@ -264,7 +272,7 @@ END_TEST
 START_TEST(all_logits_of_the_default_model_are_those_committed)
 {
     enum { N = 24 /* the plain set takes its time */ };
-    const enum kv_precision precision = _i ? KV_F16 : KV_F32;
+    const enum kv_precision precision = (enum kv_precision)_i;
     unsigned long long want = 0, hash;
     uint64_t digests[N];
     uint32_t ids[N];
@@ -308,10 +316,10 @@ struct mixture {
 
 /* Every two values of any two columns meet, but for lengths. */
 static const struct mixture mixtures[] = {
-    {1, 512, 16, 2, KV_F16, 0}, {2, 1, 64, 1, KV_F32, 1},    {15, 7, 256, 2, KV_F32, 0},
-    {16, 64, 16, 1, KV_F32, 1}, {17, 512, 64, 2, KV_F32, 1}, {63, 1, 256, 2, KV_F16, 0},
-    {64, 7, 16, 1, KV_F16, 1},  {65, 64, 64, 2, KV_F16, 0},  {255, 512, 256, 1, KV_F16, 1},
-    {256, 1, 16, 2, KV_F32, 0}, {257, 7, 64, 1, KV_F32, 0},  {300, 64, 256, 1, KV_F32, 1},
+    {1, 512, 16, 1, KV_F32, 0},   {2, 64, 64, 2, KV_F32, 1},   {15, 1, 256, 2, KV_Q8, 0},
+    {16, 7, 256, 1, KV_F32, 0},   {17, 512, 256, 2, KV_Q8, 1}, {63, 1, 64, 1, KV_F16, 1},
+    {64, 7, 64, 2, KV_Q8, 1},     {65, 1, 16, 2, KV_F32, 1},   {255, 64, 16, 1, KV_Q8, 0},
+    {256, 64, 256, 2, KV_F16, 0}, {257, 7, 16, 1, KV_F16, 0},  {300, 512, 64, 2, KV_F16, 0},
 };
 enum { N_MIXTURES = sizeof(mixtures) / sizeof(mixtures[0]) };
 
@@ -364,10 +372,10 @@ static Suite *suite(void)
     TCase *t = tcase_create("default");
 
     tcase_set_timeout(t, 120);
-    tcase_add_test(t, logits_of_the_default_model_are_near_the_oracle);
+    tcase_add_loop_test(t, logits_of_the_default_model_are_near_the_oracle, 0, 2);
     tcase_add_test(t, greedy_answers_are_the_oracles_until_a_close_call);
     tcase_add_test(t, the_capital_of_france_is_answered);
-    tcase_add_loop_test(t, all_logits_of_the_default_model_are_those_committed, 0, 2);
+    tcase_add_loop_test(t, all_logits_of_the_default_model_are_those_committed, 0, KV_Q8 + 1);
     tcase_add_loop_test(t, mixtures_on_the_default_model_do_not_show, 0, N_MIXTURES);
     suite_add_tcase(s, t);
     return s;
