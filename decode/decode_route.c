@@ -107,11 +107,20 @@ static void go_remote(struct decode_scheduler *s, struct decode_request *r)
     go_local(s, r);
 }
 
-static bool wants_remote(const struct decode_request *r, uint32_t n_rest)
+/* Where it does not although it might, the request notes why. */
+static bool wants_remote(struct decode_request *r, uint32_t n_rest)
 {
+    uint32_t least = r->node->options->remote_min;
+    char why[DECODE_WHY_BYTES];
+
     if (r->node->peers.n == 0 || r->local_only || r->q->route == BATON__V1__ROUTE__ROUTE_LOCAL)
         return false;
-    return r->q->route == BATON__V1__ROUTE__ROUTE_PREFILL || n_rest >= r->node->options->remote_min;
+    if (r->q->route == BATON__V1__ROUTE__ROUTE_PREFILL || n_rest >= least)
+        return true;
+    snprintf(why, sizeof(why), "a rest of %" PRIu32 " positions is under --remote-min %" PRIu32,
+             n_rest, least);
+    note_fallback(r, why);
+    return false;
 }
 
 static bool take_slot(struct decode_scheduler *s, struct decode_request *r)

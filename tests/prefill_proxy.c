@@ -53,7 +53,7 @@ static void harm(struct passing *x, struct transport_message *m)
 {
     size_t n = transport_message_bytes(m);
 
-    switch (x->proxy->fault) {
+    switch (atomic_load(&x->proxy->fault)) {
     case PROXY_BREAK:
         end(x, TRANSPORT_UNAVAILABLE, "the proxy broke it");
         break;

@@ -738,6 +738,42 @@ START_TEST(a_reader_that_stops_stalls_only_itself)
 }
 END_TEST
 
+/* On the plain kernels, where a prompt of 200 positions takes a second or more. */
+START_TEST(a_prompt_computed_here_lets_running_streams_go_on)
+{
+    const char *args[] = {"--model",     fixture_tiny("tiny-wide"),
+                          "--kv-bytes",  "16M",
+                          "--threads",   "1",
+                          "--kernels",   "plain",
+                          "--log-level", "error",
+                          NULL};
+    struct asking *stream = calloc(1, sizeof(*stream)), *prompt = calloc(1, sizeof(*prompt));
+    struct fixture_node slow;
+    struct question q;
+    size_t before;
+
+    fixture_start(&slow, "decode", args);
+    question_ids(&q, prompt_ids, 4, 300, LOCAL);
+    asking_start(stream, &slow, &q.q, 60000);
+    asking_wait_ids(stream, 2);
+    pthread_mutex_lock(&stream->lock);
+    before = stream->answer.n_ids;
+    pthread_mutex_unlock(&stream->lock);
+    question_ids(&q, prompt_ids, 200, 1, LOCAL);
+    asking_start(prompt, &slow, &q.q, 60000);
+    asking_wait_ids(prompt, 1);
+    pthread_mutex_lock(&stream->lock);
+    ck_assert_uint_ge(stream->answer.n_ids, before + 4);
+    pthread_mutex_unlock(&stream->lock);
+    asking_wait(prompt);
+    asking_cancel(stream);
+    asking_wait(stream);
+    ck_assert_int_eq(fixture_stop(&slow), 0);
+    free(prompt);
+    free(stream);
+}
+END_TEST
+
 /* ---- The program ---- */
 
 START_TEST(wrong_options_and_a_port_in_use_are_named)
@@ -817,6 +853,7 @@ int main(void)
     tcase_add_test(c, a_deadline_ends_a_request);
     tcase_add_test(c, requests_beyond_the_pages_wait_and_are_answered);
     tcase_add_test(c, a_reader_that_stops_stalls_only_itself);
+    tcase_add_test(c, a_prompt_computed_here_lets_running_streams_go_on);
     tcase_add_test(c, wrong_options_and_a_port_in_use_are_named);
     tcase_add_test(c, a_drained_node_finishes_what_runs);
     suite_add_tcase(s, c);

@@ -329,6 +329,31 @@ START_TEST(where_the_first_node_refuses_the_next_one_is_asked)
 }
 END_TEST
 
+START_TEST(a_short_rest_stays_here_and_says_so)
+{
+    struct answer *a = calloc(1, sizeof(*a));
+    struct question q;
+    int before = atomic_load(&proxy.n_calls);
+
+    proxy.fault = PROXY_NONE;
+    question_ids(&q, ids, 15, N_TOKENS, AUTO);
+    ask(&decode, &q.q, a);
+    ck_assert_msg(a->status == 0, "%s", a->details);
+    ck_assert_str_eq(a->prefill, "local");
+    ck_assert_ptr_nonnull(strstr(a->fallback, "15 positions is under --remote-min 16"));
+    question_ids(&q, ids, 15, N_TOKENS, PREFILL); /* by name all the same */
+    q.q.salt.data = (uint8_t *)&salts;
+    q.q.salt.len = sizeof(salts);
+    ask(&decode, &q.q, a);
+    ck_assert_msg(a->status == 0, "%s", a->details);
+    ck_assert_str_eq(a->fallback, "");
+    ck_assert_uint_eq(a->usage.received_tokens, 15);
+    ck_assert_int_eq(atomic_load(&proxy.n_calls), before + 1);
+    free(a);
+    pages_are_back("short");
+}
+END_TEST
+
 /* With one slow node in the middle of a prompt. */
 START_TEST(a_killed_prefill_node_is_noticed_at_once)
 {
@@ -407,6 +432,7 @@ int main(void)
     tcase_add_test(c, a_deadline_while_nothing_comes_ends_the_request);
     tcase_add_test(c, a_wrong_model_or_precision_is_named_with_both_values);
     tcase_add_test(c, where_the_first_node_refuses_the_next_one_is_asked);
+    tcase_add_test(c, a_short_rest_stays_here_and_says_so);
     tcase_add_test(c, a_killed_prefill_node_is_noticed_at_once);
     tcase_add_test(c, a_drained_prefill_node_finishes_its_calls);
     suite_add_tcase(s, c);

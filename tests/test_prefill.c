@@ -309,7 +309,7 @@ START_TEST(records_come_in_order_and_frames_begin_at_have)
     ck_assert_int_eq(c.n, 6);
     ck_assert_mem_eq(c.records, rest, sizeof(rest));
     ck_assert_uint_eq(c.accepted_matched, 299); /* a hint, which knows of no logits */
-    ck_assert_uint_eq(c.matched, 300); /* its logits are kept with it: nothing runs */
+    ck_assert_uint_eq(c.matched, 300);          /* its logits are kept with it: nothing runs */
     ck_assert_uint_eq(c.computed, 0);
     ck_assert_uint_gt(c.bytes[2], 126 * 8192);
     ck_assert_uint_lt(c.bytes[2], 127 * 8192);
@@ -405,6 +405,42 @@ START_TEST(a_receiver_that_stops_holds_no_compute)
 }
 END_TEST
 
+/* 16 MiB of frames are more than the node stages (8 MiB) and gRPC's windows take (4 MiB): frames
+ * stay in pages until the receiver has been given up. */
+START_TEST(a_receiver_that_does_not_keep_up_is_ended_by_name)
+{
+    const char *args[] = {
+        "--model", fixture_tiny("tiny-wide"), "--pages", "16",          "--threads",
+        "1",       "--kv-precision",          "f32",     "--log-level", "error",
+        NULL};
+    struct fixture_node f16_node = node, wide;
+    struct computing slow, c;
+    struct call q;
+
+    fixture_start(&wide, "prefill", args);
+    node = wide;
+    identity.geometry.precision = KV_F32;
+    call_init(&q, 0, n_ctx, 0);
+    slow.hold = true;
+    compute_start(&slow, &q, 60000);
+    compute_wait_records(&slow, 1);
+    usleep(500000);
+    /* It holds all pages now, so another waits for the end of it. */
+    call_init(&q, 1, n_ctx, 0);
+    compute(&q, &c);
+    ck_assert_msg(c.status == 0, "%s", c.details);
+    slow.hold = false;
+    transport_request_next(slow.request);
+    compute_wait(&slow);
+    ck_assert_msg(slow.status == TRANSPORT_RESOURCE_EXHAUSTED, "%s: %s",
+                  transport_status_name(slow.status), slow.details);
+    ck_assert_ptr_nonnull(strstr(slow.details, "the receiver took nothing for 10000 ms"));
+    ck_assert_int_eq(fixture_stop(&wide), 0);
+    node = f16_node;
+    identity.geometry.precision = KV_F16;
+}
+END_TEST
+
 /* Last. */
 START_TEST(a_drained_node_finishes_what_runs_and_takes_no_more)
 {
@@ -440,6 +476,7 @@ int main(void)
     tcase_add_test(c, a_cancelled_call_makes_room_for_the_next);
     tcase_add_test(c, a_deadline_ends_a_call);
     tcase_add_test(c, a_receiver_that_stops_holds_no_compute);
+    tcase_add_test(c, a_receiver_that_does_not_keep_up_is_ended_by_name);
     tcase_add_test(c, a_drained_node_finishes_what_runs_and_takes_no_more);
     suite_add_tcase(s, c);
     r = srunner_create(s);
