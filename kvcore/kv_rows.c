@@ -4,8 +4,11 @@
  * layer is [P][H][D].  A position outside memory is, for each layer, K [H][D] and then V [H][D].
  * In q8 the scales of K and of V stand as K does, with D / 32 for D, and follow K and V outside.
  *
- * Elements are moved, never looked at: 4 bytes, 2 or 1. */
+ * Elements are moved, never looked at: 4 bytes, 2 or 1.  Work goes by groups of 16 positions, all
+ * layers of one before the next: what a group is outside memory stays in cache for whoever takes
+ * its CRC. */
 #include "kvcore/kv_cache.h"
+#include "kvcore/kv_lanes.h"
 
 #include <assert.h>
 #include <string.h>
@@ -38,21 +41,32 @@ static size_t lane_offset(const struct lanes *a, uint32_t head, uint32_t slot)
 
 /* ---- Clone ---- */
 
+/* Copy the first n_valid lanes of a group and make the others zero. */
+static void clone_group(const struct lanes *a, unsigned char *restrict dst,
+                        const unsigned char *restrict src, uint32_t n_valid)
+{
+    const size_t lanes_bytes = KV_LANES * a->element_bytes;
+    unsigned char mask[KV_LANES * sizeof(float)] = {0};
+
+    memset(mask, 0xff, n_valid * a->element_bytes);
+    for (size_t at = 0; at < a->dim * lanes_bytes; at += lanes_bytes)
+        for (size_t i = 0; i < lanes_bytes; i++)
+            dst[at + i] = src[at + i] & mask[i];
+}
+
 /* One head's: whole groups as they are, the valid lanes of a group that is partly valid. */
 static void clone_head(const struct lanes *a, unsigned char *dst, const unsigned char *src,
                        uint32_t n_valid)
 {
-    const size_t lanes_bytes = KV_LANES * a->element_bytes;
-    const size_t group_bytes = a->dim * lanes_bytes;
-    const size_t whole = n_valid / KV_LANES * group_bytes;
-    const size_t valid_bytes = n_valid % KV_LANES * a->element_bytes;
+    const size_t group_bytes = a->dim * KV_LANES * a->element_bytes;
+    size_t done = n_valid / KV_LANES * group_bytes;
 
-    memcpy(dst, src, whole);
-    memset(dst + whole, 0, a->head_bytes - whole);
-    if (valid_bytes == 0)
-        return;
-    for (size_t at = whole; at < whole + group_bytes; at += lanes_bytes)
-        memcpy(dst + at, src + at, valid_bytes);
+    memcpy(dst, src, done);
+    if (n_valid % KV_LANES != 0) {
+        clone_group(a, dst + done, src + done, n_valid % KV_LANES);
+        done += group_bytes;
+    }
+    memset(dst + done, 0, a->head_bytes - done);
 }
 
 static void clone_lanes(const struct lanes *a, uint32_t n_heads, unsigned char *dst,
@@ -92,42 +106,15 @@ void kv_page_clone(const struct kv_layout *l, unsigned char *dst, const unsigned
     memset(dst + l->ids_offset + ids_valid, 0, l->page_bytes - l->ids_offset - ids_valid);
 }
 
-/* ---- One vector: `dim` elements, 16 apart in the page ---- */
-
-static void lane_to_row(unsigned char *dst, const unsigned char *src, uint32_t dim, size_t element)
+/* Rows of V are a few lines each: copied here, they cost no call. */
+static inline void copy_row(unsigned char *dst, const unsigned char *src, size_t n)
 {
-    if (element == 1) {
-        for (uint32_t i = 0; i < dim; i++)
-            dst[i] = src[i * (size_t)KV_LANES];
-    } else if (element == 2) {
-        const uint16_t *from = (const uint16_t *)(const void *)src;
+    enum { STEP = 64 };
 
-        for (uint32_t i = 0; i < dim; i++)
-            memcpy(dst + 2 * (size_t)i, &from[i * (size_t)KV_LANES], 2);
-    } else {
-        const uint32_t *from = (const uint32_t *)(const void *)src;
-
-        for (uint32_t i = 0; i < dim; i++)
-            memcpy(dst + 4 * (size_t)i, &from[i * (size_t)KV_LANES], 4);
-    }
-}
-
-static void row_to_lane(unsigned char *dst, const unsigned char *src, uint32_t dim, size_t element)
-{
-    if (element == 1) {
-        for (uint32_t i = 0; i < dim; i++)
-            dst[i * (size_t)KV_LANES] = src[i];
-    } else if (element == 2) {
-        uint16_t *to = (uint16_t *)(void *)dst;
-
-        for (uint32_t i = 0; i < dim; i++)
-            memcpy(&to[i * (size_t)KV_LANES], src + 2 * (size_t)i, 2);
-    } else {
-        uint32_t *to = (uint32_t *)(void *)dst;
-
-        for (uint32_t i = 0; i < dim; i++)
-            memcpy(&to[i * (size_t)KV_LANES], src + 4 * (size_t)i, 4);
-    }
+    for (; n >= STEP; n -= STEP, dst += STEP, src += STEP)
+        memcpy(dst, src, STEP);
+    if (n > 0)
+        memcpy(dst, src, n);
 }
 
 static size_t v_offset(const struct kv_layout *l, uint32_t slot)
@@ -135,24 +122,30 @@ static size_t v_offset(const struct kv_layout *l, uint32_t slot)
     return l->v_offset + slot * l->v_row_bytes;
 }
 
+/* Of n positions from `slot` on, those in its group. */
+static uint32_t group_run(uint32_t slot, uint32_t n)
+{
+    const uint32_t room = KV_LANES - slot % KV_LANES;
+
+    return room < n ? room : n;
+}
+
 /* ---- Gather ---- */
 
-/* A run of `n` positions of one page from `slot` on, and where the first of them goes. */
+/* A run of `n` positions of one group from `slot` on, and where the first of them goes. */
 struct run {
     uint32_t slot, n;
     unsigned char *dst;
     size_t position_bytes;
 };
 
-/* Head by head, so that a group is read whole while it is in cache; r->dst goes on past [H][dim].
- */
+/* r->dst goes on past [H][dim]. */
 static void gather_lanes(const struct lanes *a, uint32_t n_heads, const unsigned char *layer,
                          struct run *r)
 {
     for (uint32_t h = 0; h < n_heads; h++) {
-        for (uint32_t i = 0; i < r->n; i++)
-            lane_to_row(r->dst + i * r->position_bytes, layer + lane_offset(a, h, r->slot + i),
-                        a->dim, a->element_bytes);
+        kv_lanes_to_rows(r->dst, r->position_bytes, layer + lane_offset(a, h, r->slot), r->n,
+                         a->dim, a->element_bytes);
         r->dst += a->dim * a->element_bytes;
     }
 }
@@ -160,12 +153,12 @@ static void gather_lanes(const struct lanes *a, uint32_t n_heads, const unsigned
 static void gather_v(const struct kv_layout *l, const unsigned char *layer, struct run *r)
 {
     for (uint32_t i = 0; i < r->n; i++)
-        memcpy(r->dst + i * r->position_bytes, layer + v_offset(l, r->slot + i), l->v_row_bytes);
+        copy_row(r->dst + i * r->position_bytes, layer + v_offset(l, r->slot + i), l->v_row_bytes);
     r->dst += l->v_row_bytes;
 }
 
-/* All positions of one layer at a time. */
-static void gather_page(const struct kv_layout *l, const unsigned char *page, struct run *r)
+/* Layer by layer. */
+static void gather_group(const struct kv_layout *l, const unsigned char *page, struct run *r)
 {
     const uint32_t n_heads = l->geometry.n_kv_heads;
     const bool q8 = l->geometry.precision == KV_Q8;
@@ -192,12 +185,10 @@ int kv_context_gather(const struct kv_context *ctx, uint32_t first, uint32_t n, 
         return KV_ERR_INVALID;
     while (n > 0) {
         const uint32_t slot = first % l->page_tokens;
-        struct run run = {.slot = slot,
-                          .n = l->page_tokens - slot < n ? l->page_tokens - slot : n,
-                          .dst = out,
-                          .position_bytes = position_bytes};
+        struct run run = {
+            .slot = slot, .n = group_run(slot, n), .dst = out, .position_bytes = position_bytes};
 
-        gather_page(l, ctx->pages[first / l->page_tokens]->bytes, &run);
+        gather_group(l, ctx->pages[first / l->page_tokens]->bytes, &run);
         out += run.n * position_bytes;
         first += run.n;
         n -= run.n;
@@ -226,6 +217,7 @@ static const unsigned char *source_at(const struct source *s)
     return (const unsigned char *)s->piece->iov_base + (s->piece->iov_len - s->n_left);
 }
 
+/* Copy the next n bytes to dst, or with NULL pass over them. */
 static void source_read(struct source *s, unsigned char *dst, size_t n)
 {
     while (n > 0) {
@@ -233,52 +225,142 @@ static void source_read(struct source *s, unsigned char *dst, size_t n)
 
         next_piece(s);
         run = s->n_left < n ? s->n_left : n;
-        memcpy(dst, source_at(s), run);
-        dst += run;
+        if (dst != NULL) {
+            memcpy(dst, source_at(s), run);
+            dst += run;
+        }
         n -= run;
         s->n_left -= run;
     }
 }
 
-/* A vector: straight from the piece, or through a small buffer where it straddles two. */
-static void scatter_vector(const struct lanes *a, unsigned char *dst, struct source *s)
+/* The next n > 0 bytes where they are, or copied into `straddling` where they are in two pieces. */
+static const unsigned char *source_take(struct source *s, size_t n, unsigned char *straddling)
 {
-    const size_t bytes = a->dim * a->element_bytes;
-    unsigned char straddling[KV_MAX_HEAD_DIM * 4];
+    const unsigned char *at;
 
     next_piece(s);
-    if (s->n_left >= bytes) {
-        row_to_lane(dst, source_at(s), a->dim, a->element_bytes);
-        s->n_left -= bytes;
-        return;
+    if (s->n_left < n) {
+        source_read(s, straddling, n);
+        return straddling;
     }
-    source_read(s, straddling, bytes);
-    row_to_lane(dst, straddling, a->dim, a->element_bytes);
+    at = source_at(s);
+    s->n_left -= n;
+    return at;
 }
 
-static void scatter_lanes(const struct lanes *a, uint32_t n_heads, unsigned char *layer,
-                          uint32_t slot, struct source *s)
+/* Bytes of n positions of one group, as many of each, wherever they are. */
+enum { TILE = 2048 };
+struct tile {
+    const unsigned char *rows[KV_LANES];
+    unsigned char straddling[KV_LANES][TILE];
+};
+
+static void tile_take(struct tile *t, uint32_t n, struct source *from, size_t bytes)
 {
-    for (uint32_t h = 0; h < n_heads; h++)
-        scatter_vector(a, layer + lane_offset(a, h, slot), s);
+    for (uint32_t i = 0; i < n; i++)
+        t->rows[i] = source_take(&from[i], bytes, t->straddling[i]);
 }
 
-static void scatter_position(const struct kv_layout *l, unsigned char *page, uint32_t slot,
-                             struct source *s)
+/* Positions of a group that rows go to. */
+struct target {
+    unsigned char *layer;
+    uint32_t slot, n;
+};
+
+/* What stands [H][dim] at `offset` of the tile's rows; returns the offset after it. */
+static size_t scatter_lanes(const struct lanes *a, uint32_t n_heads, const struct target *to,
+                            const struct tile *t, size_t offset)
+{
+    for (uint32_t h = 0; h < n_heads; h++, offset += a->dim * a->element_bytes)
+        kv_rows_to_lanes(to->layer + lane_offset(a, h, to->slot), t->rows, offset, to->n, a->dim,
+                         a->element_bytes);
+    return offset;
+}
+
+/* One layer that a tile has all of. */
+static void scatter_layer(const struct kv_layout *l, const struct target *to, const struct tile *t)
+{
+    const uint32_t n_heads = l->geometry.n_kv_heads;
+    const bool q8 = l->geometry.precision == KV_Q8;
+    const struct lanes k = k_lanes(l), ks = scale_lanes(l, l->ks_offset),
+                       vs = scale_lanes(l, l->vs_offset);
+    size_t offset = scatter_lanes(&k, n_heads, to, t, 0);
+
+    if (q8)
+        offset = scatter_lanes(&ks, n_heads, to, t, offset);
+    for (uint32_t i = 0; i < to->n; i++)
+        copy_row(to->layer + v_offset(l, to->slot + i), t->rows[i] + offset, l->v_row_bytes);
+    if (q8)
+        scatter_lanes(&vs, n_heads, to, t, offset + l->v_row_bytes);
+}
+
+/* [H][dim] that a tile may not have room for, head by head. */
+static void scatter_long_lanes(const struct lanes *a, uint32_t n_heads, const struct target *to,
+                               struct tile *t, struct source *from)
+{
+    const size_t vector_bytes = a->dim * a->element_bytes;
+
+    for (uint32_t h = 0; h < n_heads; h++)
+        for (size_t at = 0; at < vector_bytes; at += TILE) {
+            const size_t bytes = vector_bytes - at < TILE ? vector_bytes - at : TILE;
+
+            tile_take(t, to->n, from, bytes);
+            kv_rows_to_lanes(to->layer + lane_offset(a, h, to->slot) + at * KV_LANES, t->rows, 0,
+                             to->n, (uint32_t)(bytes / a->element_bytes), a->element_bytes);
+        }
+}
+
+static void scatter_long_layer(const struct kv_layout *l, const struct target *to, struct tile *t,
+                               struct source *from)
 {
     const uint32_t n_heads = l->geometry.n_kv_heads;
     const bool q8 = l->geometry.precision == KV_Q8;
     const struct lanes k = k_lanes(l), ks = scale_lanes(l, l->ks_offset),
                        vs = scale_lanes(l, l->vs_offset);
 
-    for (uint32_t layer = 0; layer < l->geometry.n_layers; layer++, page += l->layer_bytes) {
-        scatter_lanes(&k, n_heads, page, slot, s);
-        if (q8)
-            scatter_lanes(&ks, n_heads, page, slot, s);
-        source_read(s, page + v_offset(l, slot), l->v_row_bytes);
-        if (q8)
-            scatter_lanes(&vs, n_heads, page, slot, s);
+    scatter_long_lanes(&k, n_heads, to, t, from);
+    if (q8)
+        scatter_long_lanes(&ks, n_heads, to, t, from);
+    for (uint32_t i = 0; i < to->n; i++)
+        source_read(&from[i], to->layer + v_offset(l, to->slot + i), l->v_row_bytes);
+    if (q8)
+        scatter_long_lanes(&vs, n_heads, to, t, from);
+}
+
+/* n positions of one group, layer by layer; s goes on past them. */
+static void scatter_group(const struct kv_layout *l, unsigned char *page, uint32_t slot, uint32_t n,
+                          struct source *s)
+{
+    const size_t position_bytes = kv_position_bytes(&l->geometry);
+    const size_t layer_row_bytes = position_bytes / l->geometry.n_layers;
+    struct target to = {.layer = page, .slot = slot, .n = n};
+    struct source from[KV_LANES];
+    struct tile t;
+
+    for (uint32_t i = 0; i < n; i++) {
+        from[i] = *s;
+        source_read(s, NULL, position_bytes);
     }
+    for (uint32_t i = 0; i < l->geometry.n_layers; i++, to.layer += l->layer_bytes) {
+        if (layer_row_bytes <= TILE) {
+            tile_take(&t, n, from, layer_row_bytes);
+            scatter_layer(l, &to, &t);
+        } else {
+            scatter_long_layer(l, &to, &t, from);
+        }
+    }
+}
+
+/* Do the pieces have `want` bytes in all? */
+static bool adds_up(const struct iovec *src, size_t n_src, size_t want)
+{
+    for (size_t i = 0; i < n_src; i++) {
+        if (src[i].iov_len > want)
+            return false;
+        want -= src[i].iov_len;
+    }
+    return want == 0;
 }
 
 int kv_context_scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const struct iovec *src,
@@ -287,21 +369,18 @@ int kv_context_scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const
     const struct kv_layout *l = &ctx->cache->layout;
     const uint32_t end = ctx->n + atomic_load(&ctx->open);
     struct source s = {.piece = src};
-    size_t want = n * kv_position_bytes(&l->geometry);
 
-    if (n > end || first < ctx->n || first > end - n)
-        return KV_ERR_INVALID;
-    for (size_t i = 0; i < n_src; i++) {
-        if (src[i].iov_len > want)
-            return KV_ERR_INVALID;
-        want -= src[i].iov_len;
-    }
-    if (want > 0)
+    if (n > end || first < ctx->n || first > end - n ||
+        !adds_up(src, n_src, n * kv_position_bytes(&l->geometry)))
         return KV_ERR_INVALID;
     if (n > 0)
         s.n_left = src[0].iov_len;
-    for (uint32_t p = first; p < first + n; p++)
-        scatter_position(l, ctx->pages[p / l->page_tokens]->bytes, p % l->page_tokens, &s);
+    for (uint32_t run; n > 0; first += run, n -= run) {
+        const uint32_t slot = first % l->page_tokens;
+
+        run = group_run(slot, n);
+        scatter_group(l, ctx->pages[first / l->page_tokens]->bytes, slot, run, &s);
+    }
     return 0;
 }
 
@@ -311,5 +390,5 @@ void kv_page_put(const struct kv_layout *l, unsigned char *page, uint32_t slot, 
                                 .iov_len = kv_position_bytes(&l->geometry)};
     struct source s = {.piece = &piece, .n_left = piece.iov_len};
 
-    scatter_position(l, page, slot, &s);
+    scatter_group(l, page, slot, 1, &s);
 }
