@@ -122,6 +122,7 @@ enum { MAX_OUT = 64 * 1024 };
 struct scene {
     struct kv_context *ctx; /* "a20", live */
     struct kv_context *out; /* what the call makes */
+    struct kv_context *other;
     struct kv_encoder *encoder;
     struct kv_decoder *decoder;
     struct kv_prefix prefix;
@@ -196,6 +197,7 @@ static void close_scene(struct scene *s)
 {
     kv_context_close(s->ctx);
     kv_context_close(s->out);
+    kv_context_close(s->other);
     kv_encoder_close(s->encoder);
     kv_decoder_close(s->decoder);
     kv_prefix_release(&s->prefix);
@@ -290,8 +292,7 @@ static int do_begin(struct scene *s)
 
 static void share(struct scene *s)
 {
-    s->out = NULL;
-    ck_assert_int_eq(kv_context_give_up(fork_at(s->ctx, 20), NULL, 0), 0);
+    s->other = fork_at(s->ctx, 20);
 }
 
 static int do_overwrite(struct scene *s)
@@ -317,6 +318,15 @@ static int do_publish_logits(struct scene *s)
 static void grow_to_equal(struct scene *s)
 {
     ck_assert_int_eq(grow(s->ctx, "a20b20"), 0);
+    freeze(s);
+}
+
+/* The first of its namespace. */
+static void move_to_another_tenant(struct scene *s)
+{
+    kv_context_close(s->ctx);
+    ns = tenant_b;
+    s->ctx = context("a20");
     freeze(s);
 }
 
@@ -485,6 +495,10 @@ static const struct trial trials[] = {
     {.name = "publish, an extension", .call = do_publish_logits, .prepare = freeze, .at_least = 5},
     {.name = "publish, a split", .call = do_publish, .prepare = diverge, .at_least = 6},
     {.name = "publish, logits", .call = do_publish_logits, .prepare = grow_to_equal, .at_least = 1},
+    {.name = "publish, a new namespace",
+     .call = do_publish,
+     .prepare = move_to_another_tenant,
+     .at_least = 5},
     {.name = "give up", .call = do_give_up, .at_least = 5, .closes = true},
     {.name = "trim", .call = do_trim, .prepare = branch},
     {.name = "audit", .call = do_check, .at_least = 3},
