@@ -151,8 +151,10 @@ START_TEST(garbage_reaches_the_handler_unharmed)
     listener_init(&l);
     ck_assert_int_eq(listener_start(&l, channel, "/t.T/Drop", fixture_out(garbage, 64), 5000), 0);
     ck_assert(listener_wait(&l, 5000));
+    pthread_mutex_lock(&tally.lock);
     ck_assert_uint_eq(tally.n_request, 64);
     ck_assert_mem_eq(tally.request, garbage, 64);
+    pthread_mutex_unlock(&tally.lock);
     listener_release(&l);
 }
 END_TEST

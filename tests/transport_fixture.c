@@ -316,6 +316,7 @@ static void on_message(void *user, struct transport_request *r, struct transport
     struct listener *l = user;
     size_t n = transport_message_bytes(m);
     uint32_t head = 0;
+    bool by_hand;
 
     pthread_mutex_lock(&l->lock);
     if (n >= sizeof(head)) {
@@ -327,9 +328,10 @@ static void on_message(void *user, struct transport_request *r, struct transport
     l->n_messages++;
     l->n_bytes += n;
     l->after_end += l->n_ends;
+    by_hand = l->by_hand;
     pthread_cond_broadcast(&l->changed);
     pthread_mutex_unlock(&l->lock);
-    if (!l->by_hand)
+    if (!by_hand)
         transport_request_next(r);
 }
 
