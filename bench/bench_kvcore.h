@@ -39,5 +39,8 @@ void bench_must(int rc, const char *what);
 
 /* The parts; each prints its table. */
 void bench_rows(void);
+void bench_fork(void);
+void bench_clone(void);
+void bench_match(void);
 
 #endif

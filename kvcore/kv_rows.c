@@ -41,39 +41,39 @@ static size_t lane_offset(const struct lanes *a, uint32_t head, uint32_t slot)
 
 /* ---- Clone ---- */
 
-/* Copy the first n_valid lanes of a group and make the others zero. */
-static void clone_group(const struct lanes *a, unsigned char *restrict dst,
-                        const unsigned char *restrict src, uint32_t n_valid)
+/* Work on lanes goes 16 bytes at a time, of which a row of lanes has 1, 2 or 4. */
+typedef uint64_t vector __attribute__((vector_size(16)));
+
+/* Copy those bits of a group that the mask of a row of lanes has. */
+static void clone_group(unsigned char *dst, const unsigned char *src, size_t group_bytes,
+                        const vector *mask, size_t n_mask)
 {
-    const size_t lanes_bytes = KV_LANES * a->element_bytes;
-    unsigned char mask[KV_LANES * sizeof(float)] = {0};
+    for (size_t i = 0; i < group_bytes / sizeof(vector); i++) {
+        vector v;
 
-    memset(mask, 0xff, n_valid * a->element_bytes);
-    for (size_t at = 0; at < a->dim * lanes_bytes; at += lanes_bytes)
-        for (size_t i = 0; i < lanes_bytes; i++)
-            dst[at + i] = src[at + i] & mask[i];
-}
-
-/* One head's: whole groups as they are, the valid lanes of a group that is partly valid. */
-static void clone_head(const struct lanes *a, unsigned char *dst, const unsigned char *src,
-                       uint32_t n_valid)
-{
-    const size_t group_bytes = a->dim * KV_LANES * a->element_bytes;
-    size_t done = n_valid / KV_LANES * group_bytes;
-
-    memcpy(dst, src, done);
-    if (n_valid % KV_LANES != 0) {
-        clone_group(a, dst + done, src + done, n_valid % KV_LANES);
-        done += group_bytes;
+        memcpy(&v, src + i * sizeof(v), sizeof(v));
+        v &= mask[i & (n_mask - 1)];
+        memcpy(dst + i * sizeof(v), &v, sizeof(v));
     }
-    memset(dst + done, 0, a->head_bytes - done);
 }
 
+/* Of each head, whole groups as they are, and the valid lanes of a group that is partly valid. */
 static void clone_lanes(const struct lanes *a, uint32_t n_heads, unsigned char *dst,
                         const unsigned char *src, uint32_t n_valid)
 {
-    for (uint32_t h = 0; h < n_heads; h++)
-        clone_head(a, dst + lane_offset(a, h, 0), src + lane_offset(a, h, 0), n_valid);
+    const size_t group_bytes = a->dim * KV_LANES * a->element_bytes;
+    const size_t whole = n_valid / KV_LANES * group_bytes;
+    const size_t valid = whole + (n_valid % KV_LANES != 0 ? group_bytes : 0);
+    vector mask[4] = {{0}};
+
+    memset(mask, 0xff, n_valid % KV_LANES * a->element_bytes);
+    dst += a->offset;
+    src += a->offset;
+    for (uint32_t h = 0; h < n_heads; h++, dst += a->head_bytes, src += a->head_bytes) {
+        memcpy(dst, src, whole);
+        clone_group(dst + whole, src + whole, valid - whole, mask, a->element_bytes);
+        memset(dst + valid, 0, a->head_bytes - valid);
+    }
 }
 
 static void clone_layer(const struct kv_layout *l, unsigned char *dst, const unsigned char *src,
