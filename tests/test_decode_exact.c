@@ -16,8 +16,9 @@
 static const uint32_t lengths[] = {1, 2, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257};
 enum { N_LENGTHS = sizeof(lengths) / sizeof(lengths[0]), N_SHORT = 5, N_TOKENS = 4, LONGEST = 257 };
 
-static struct answer reference[2][N_LENGTHS]; /* by precision */
-static const char *const precisions[] = {"f16", "f32"};
+static const char *const precisions[] = {"f16", "f32", "q8"};
+enum { N_PRECISIONS = sizeof(precisions) / sizeof(precisions[0]) };
+static struct answer reference[N_PRECISIONS][N_LENGTHS];
 static uint32_t n_vocab;
 
 struct setting {
@@ -183,7 +184,7 @@ int main(void)
 
     transport_start();
     tcase_set_timeout(c, 250);
-    tcase_add_loop_test(c, all_routes_and_settings_give_the_same_bits, 0, 2);
+    tcase_add_loop_test(c, all_routes_and_settings_give_the_same_bits, 0, N_PRECISIONS);
     suite_add_tcase(s, c);
     r = srunner_create(s);
     srunner_set_fork_status(r, CK_NOFORK);

@@ -6,7 +6,8 @@ the decode node alone, through the prefill node, again from the prefix trees, an
 others.  Every token id and every logits digest of every step must equal those of the first pair asked,
 whose decode node does it alone.  Needs Debian's python3-grpcio and python3-protobuf.
 
-    exact.py BUILD STUBS MODEL [--cover pairs|full] [--lengths N,N,...] [--kernels NAME,...] [--tokens N]
+    exact.py BUILD STUBS MODEL [--cover pairs|full] [--lengths N,N,...] [--kernels NAME,...]
+             [--precisions NAME,...] [--tokens N]
 
 `pairs` is a cover of every pair of settings; `full` every combination of chunk, page, threads, kernels and
 precision at the prefill end, with another combination at the decode end each time.
@@ -26,7 +27,7 @@ FACTORS = {
     "page": [16, 64, 256],
     "threads": [1, 2],
 }
-PRECISIONS = ["f16", "f32"]
+PRECISIONS = ["f16", "f32", "q8"]
 # Borders of pages, chunks, frames and attention segments, one to either side, and the shortest.
 LENGTHS = [1, 2, 7, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 255, 256, 257, 511, 512, 513]
 
@@ -92,7 +93,7 @@ def cover_pairs(factors, rng):
     return rows
 
 
-def pairs_of_nodes(kernels, cover):
+def pairs_of_nodes(kernels, precisions, cover):
     """Settings of (prefill, decode), in the order they are tried."""
     rng = random.Random(7)
     end = dict(FACTORS, kernels=kernels)
@@ -100,12 +101,12 @@ def pairs_of_nodes(kernels, cover):
         cells = [dict(zip(end, values)) for values in itertools.product(*end.values())]
         others = cells[:]
         rng.shuffle(others)
-        for precision in PRECISIONS:
+        for precision in precisions:
             for p, d in zip(cells, others):
                 yield dict(p, precision=precision), dict(d, precision=precision)
         return
     both = {"%s.%s" % (side, n): v for side in "pd" for n, v in end.items()}
-    both["precision"] = PRECISIONS
+    both["precision"] = precisions
     for row in cover_pairs(both, rng):
         yield tuple(dict({n: row[side + "." + n] for n in end}, precision=row["precision"]) for side in "pd")
 
@@ -192,7 +193,8 @@ class Prover:
     def run(self):
         o = self.options
         kernels = o.kernels.split(",") if o.kernels else kernel_sets(o.build, o.model)
-        pairs = list(pairs_of_nodes(kernels, o.cover))
+        precisions = o.precisions.split(",") if o.precisions else kv_precisions(o.build, o.model)
+        pairs = list(pairs_of_nodes(kernels, precisions, o.cover))
         if o.every > 1:
             pairs = pairs[::o.every]
         with tempfile.TemporaryDirectory(prefix="baton-exact-") as folder:
@@ -211,9 +213,10 @@ class Prover:
                 if o.verbose:
                     print("%d/%d equal: prefill %s; decode %s" % (n + 1, len(pairs), settings_text(p), settings_text(d)),
                           flush=True)
-        print("%d pairs of nodes, %d requests, %d lengths, kernels %s: all logits equal "
+        print("%d pairs of nodes, %d requests, %d lengths, kernels %s, KV in %s: all logits equal "
               "(%d positions came over the wire, %d were found in trees)" %
-              (len(pairs), self.requests, len(o.lengths), ",".join(kernels), self.received, self.reused))
+              (len(pairs), self.requests, len(o.lengths), ",".join(kernels), ",".join(precisions), self.received,
+               self.reused))
 
     def choose_ids(self, stub):
         if self.ids is None:
@@ -247,6 +250,22 @@ def kernel_sets(build, model):
     return can
 
 
+def kv_precisions(build, model):
+    """Those that the model's heads allow."""
+    can = []
+    for name in PRECISIONS:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                Node(folder, build + "/prefill/baton-prefill", ["--model", model, "--kv-precision", name,
+                                                               "--kv-bytes", "16M"]).stop()
+                can.append(name)
+            except Wrong as e:
+                if "head_dim" not in str(e):
+                    raise
+                print("SKIP exact_%s: the heads of this model are not whole 32s" % name)
+    return can
+
+
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("build")
@@ -256,6 +275,7 @@ def main():
     p.add_argument("--every", type=int, default=1, help="of the cover, take every N-th pair of nodes")
     p.add_argument("--lengths", type=lambda s: [int(n) for n in s.split(",")], default=LENGTHS)
     p.add_argument("--kernels", help="instead of all that this machine can run")
+    p.add_argument("--precisions", help="instead of all that the model's heads allow")
     p.add_argument("--tokens", type=int, default=4, help="tokens generated for each prompt")
     p.add_argument("--verbose", action="store_true", help="a line for each pair of nodes")
     options = p.parse_args()
