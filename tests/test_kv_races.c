@@ -154,7 +154,7 @@ static const char *fork_and_write(uint32_t me)
 
 START_TEST(sixteen_threads_fork_one_frozen_parent)
 {
-    part parts[16];
+    part parts[16] = {NULL};
 
     open_cache(3 + 16);
     make_parent(40);
