@@ -398,7 +398,8 @@ struct runtime {
     uint32_t page_tokens;
     uint32_t n_ctx; /* most positions of a context: model, max_context and all pages allow it */
     uint32_t fixed_chunk;        /* config's; 0: by speed */
-    _Atomic uint32_t rows_per_s; /* of a prompt, measured */
+    uint32_t overhead_rows;      /* of a prompt that a step's fixed cost is worth */
+    _Atomic uint32_t rows_per_s; /* of a prompt, measured, those included */
 };
 
 /* Open file, model, cache and engine, and measure the speed of a prompt.  On an error nothing stays

@@ -5,10 +5,15 @@
 #include <string.h>
 #include <time.h>
 
+/* A step of n rows takes (n + c) / s: c, the rows that a step's fixed cost is worth, is measured
+ * once at open; s, rows a second, follows the machine.  Without c a busy moment would shrink the
+ * chunks, small chunks would look slow, and they would stay small. */
 enum {
     MEASURE_ROWS = 64,
-    /* Steps of fewer rows say little about the speed of full ones. */
-    MEASURE_MIN_ROWS = 8,
+    MEASURE_FEW_ROWS = 16,
+    MEASURE_TIMES = 2,                  /* the quicker counts */
+    MEASURE_MAX_NS = 500 * 1000 * 1000, /* a model slower than this is measured by one step */
+    MAX_OVERHEAD_ROWS = 256,
     /* Where nothing could be measured. */
     UNMEASURED_CHUNK = 64,
 };
@@ -58,9 +63,9 @@ static int open_cache(const struct runtime_config *config, struct runtime *r, st
 }
 
 /* One step in a context that is thrown away.  It also brings the weights into memory. */
-static int measure_step(struct runtime *r, uint32_t n_rows)
+static int measure_step(struct runtime *r, uint32_t n_rows, int64_t *ns)
 {
-    struct kv_namespace ns = {0};
+    struct kv_namespace space = {0};
     struct engine_item item = {.n_ids = n_rows};
     uint32_t ids[MEASURE_ROWS], n_vocab = model_params(r->model)->n_vocab;
     int64_t start;
@@ -69,31 +74,53 @@ static int measure_step(struct runtime *r, uint32_t n_rows)
     for (uint32_t i = 0; i < n_rows; i++)
         ids[i] = i % n_vocab;
     item.ids = ids;
-    rc = kv_context_open(r->cache, &ns, &item.ctx);
+    rc = kv_context_open(r->cache, &space, &item.ctx);
     if (rc < 0)
         return rc;
     rc = kv_context_reserve(item.ctx, n_rows);
     if (rc == 0) {
         start = now_ns();
         rc = engine_step(r->engine, &item, 1);
-        if (rc == 0)
-            rc = item.rc;
-        if (rc == 0)
-            runtime_took(r, n_rows, now_ns() - start);
+        *ns = now_ns() - start;
     }
     kv_context_close(item.ctx);
-    return rc;
+    return rc < 0 ? rc : item.rc;
+}
+
+/* The quickest of a few steps of n_rows. */
+static int measure_rows(struct runtime *r, uint32_t n_rows, int64_t *out)
+{
+    int64_t best = INT64_MAX, ns = 0;
+
+    for (int i = 0; i < MEASURE_TIMES && (i == 0 || best < MEASURE_MAX_NS); i++) {
+        int rc = measure_step(r, n_rows, &ns);
+
+        if (rc < 0)
+            return rc;
+        best = ns < best ? ns : best;
+    }
+    *out = best > 0 ? best : 1;
+    return 0;
 }
 
 /* A model that cannot run these ids is no reason not to serve: then the chunk is a fixed guess. */
 static void measure(struct runtime *r)
 {
-    uint32_t n_rows = smaller(MEASURE_ROWS, r->n_ctx);
+    const uint32_t few = smaller(MEASURE_FEW_ROWS, r->n_ctx),
+                   many = smaller(MEASURE_ROWS, r->n_ctx);
+    int64_t t_few, t_many, c;
 
-    if (measure_step(r, n_rows) < 0)
+    if (measure_rows(r, few, &t_few) < 0)
         return;
+    runtime_took(r, few, t_few);
+    if (t_few > MEASURE_MAX_NS || many == few || measure_rows(r, many, &t_many) < 0)
+        return;
+    if (t_many > t_few) {
+        c = (t_few * many - t_many * few) / (t_many - t_few);
+        r->overhead_rows = c < 0 ? 0 : smaller((uint32_t)c, MAX_OVERHEAD_ROWS);
+    }
     atomic_store(&r->rows_per_s, 0);
-    measure_step(r, n_rows);
+    runtime_took(r, many, t_many);
 }
 
 int runtime_open(const struct runtime_config *config, struct runtime *out, struct kv_why *why)
@@ -148,6 +175,7 @@ uint32_t runtime_chunk(const struct runtime *r, uint32_t budget_ms)
     if (n == 0)
         return UNMEASURED_CHUNK;
     n = n * budget_ms / 1000;
+    n -= n < r->overhead_rows ? n : r->overhead_rows;
     /* Kernels work on tiles of 16 rows; a broken tile costs as much as a whole one. */
     n -= n % KV_LANES;
     if (n < KV_LANES)
@@ -159,9 +187,9 @@ void runtime_took(struct runtime *r, uint32_t n_rows, int64_t ns)
 {
     uint64_t now, before = atomic_load(&r->rows_per_s);
 
-    if (n_rows < MEASURE_MIN_ROWS || ns <= 0)
+    if (ns <= 0)
         return;
-    now = (uint64_t)n_rows * 1000000000u / (uint64_t)ns;
+    now = ((uint64_t)n_rows + r->overhead_rows) * 1000000000u / (uint64_t)ns;
     if (before != 0)
         now = (before * 3 + now) / 4;
     if (now == 0)
