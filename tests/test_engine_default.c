@@ -151,23 +151,34 @@ static struct distance check_prompt(struct rig *r, const char *line, const struc
     return d;
 }
 
+/* A file of the reference data, or NULL having said what is skipped for want of it or of the model.
+ */
+static FILE *open_reference(const char *test, const char *name)
+{
+    const char *path = rig_reference(name);
+    FILE *f;
+
+    if (path == NULL)
+        printf("SKIP %s: the reference data does not stand beside the checkout\n", test);
+    if (path == NULL || !have_model(test))
+        return NULL;
+    f = fopen(path, "r");
+    ck_assert_ptr_nonnull(f);
+    return f;
+}
+
 START_TEST(logits_of_the_default_model_are_near_the_oracle)
 {
-    const char *name = "logits_of_the_default_model_are_near_the_oracle";
-    const char *path = rig_reference("smollm2/logits.jsonl");
+    FILE *f =
+        open_reference("logits_of_the_default_model_are_near_the_oracle", "smollm2/logits.jsonl");
     struct rig r;
     char *line = NULL;
     size_t size = 0;
     double kl = 0;
     int n = 0;
-    FILE *f;
 
-    if (!path)
-        printf("SKIP %s: the reference data does not stand beside the checkout\n", name);
-    if (!path || !have_model(name))
+    if (f == NULL)
         return;
-    f = fopen(path, "r");
-    ck_assert_ptr_nonnull(f);
     rig_open(&r, &(struct rig_config){.path = rig_default_model(),
                                       .precision = bounds[_i].precision,
                                       .n_threads = 2});
@@ -225,20 +236,15 @@ static uint32_t check_answer(struct rig *r, const char *line)
 
 START_TEST(greedy_answers_are_the_oracles_until_a_close_call)
 {
-    const char *name = "greedy_answers_are_the_oracles_until_a_close_call";
-    const char *path = rig_reference("smollm2/greedy.jsonl");
+    FILE *f =
+        open_reference("greedy_answers_are_the_oracles_until_a_close_call", "smollm2/greedy.jsonl");
     struct rig r;
     char *line = NULL;
     size_t size = 0;
     uint32_t n_steps = 0;
-    FILE *f;
 
-    if (!path)
-        printf("SKIP %s: the reference data does not stand beside the checkout\n", name);
-    if (!path || !have_model(name))
+    if (f == NULL)
         return;
-    f = fopen(path, "r");
-    ck_assert_ptr_nonnull(f);
     rig_open(
         &r, &(struct rig_config){.path = rig_default_model(), .precision = KV_F16, .n_threads = 2});
     while (getline(&line, &size, f) > 0)
