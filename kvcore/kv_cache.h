@@ -43,8 +43,9 @@ struct kv_context {
     uint32_t n;
     uint32_t held;
     uint32_t bound;
-    uint32_t taint; /* the first position whose rows were overwritten; UINT32_MAX: none */
-    uint32_t refs;  /* above 1 only when frozen */
+    struct kv_mark mark; /* where it was published last */
+    uint32_t taint;      /* the first position whose rows were overwritten; UINT32_MAX: none */
+    uint32_t refs;       /* above 1 only when frozen */
     /* Atomic, so that a call from a thread that is not the owner is refused and not a race. */
     _Atomic uint32_t open;
     atomic_bool frozen;

@@ -181,6 +181,7 @@ void kv_context_close(struct kv_context *ctx)
             end_append(ctx, 0);
         kv_context_unhold(ctx);
         kv_context_drop(ctx, 0);
+        kv_mark_clear(&ctx->mark);
         kv_context_unlink(ctx);
     }
     kv_cache_unlock(cache);
@@ -217,6 +218,8 @@ int kv_context_truncate(struct kv_context *ctx, uint32_t n)
     kv_cache_lock(ctx->cache);
     kv_context_drop(ctx, kv_pages_for(ctx->cache, n));
     ctx->n = n;
+    if (n < ctx->mark.n)
+        kv_mark_clear(&ctx->mark);
     if (n <= ctx->taint)
         ctx->taint = UINT32_MAX;
     kv_context_unhold(ctx);

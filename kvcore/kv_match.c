@@ -135,7 +135,7 @@ static int check_logits(const float *logits, uint32_t n_logits)
 }
 
 /* The first n positions; logits only where that is all of the context. */
-static struct kv_admission admission(const struct kv_context *ctx, uint32_t n, const float *logits,
+static struct kv_admission admission(struct kv_context *ctx, uint32_t n, const float *logits,
                                      uint32_t n_logits)
 {
     const bool whole = n == ctx->n;
@@ -145,6 +145,7 @@ static struct kv_admission admission(const struct kv_context *ctx, uint32_t n, c
         .key = kv_context_key(ctx, n),
         .logits = whole ? logits : NULL,
         .n_logits = whole ? n_logits : 0,
+        .mark = &ctx->mark,
     };
 }
 
@@ -191,6 +192,7 @@ static int give_up_locked(struct kv_context *ctx, const float *logits, uint32_t 
     if (n > 0)
         rc = kv_tree_admit(&ctx->cache->tree, &a);
     ctx->refs = 0;
+    kv_mark_clear(&ctx->mark);
     kv_context_unlink(ctx);
     return rc;
 }

@@ -45,25 +45,31 @@ const uint32_t *kv_key_run(const struct kv_key *key, uint32_t at, uint32_t *n_ru
     return kv_page_ids(key->layout, key->pages[at / key->layout->page_tokens]) + slot;
 }
 
+/* How many ids from the front are the same: by large steps, and in the step that differs by words.
+ */
 static uint32_t common_ids(const uint32_t *a, const uint32_t *b, uint32_t n)
 {
+    enum { LARGE = 256, SMALL = 16 };
     uint32_t i = 0;
 
-    while (n - i >= 16 && memcmp(a + i, b + i, 16 * sizeof(*a)) == 0)
-        i += 16;
+    while (n - i >= LARGE && memcmp(a + i, b + i, LARGE * sizeof(*a)) == 0)
+        i += LARGE;
+    while (n - i >= SMALL && memcmp(a + i, b + i, SMALL * sizeof(*a)) == 0)
+        i += SMALL;
     while (i < n && a[i] == b[i])
         i++;
     return i;
 }
 
-/* How many ids of an edge the key has from position `at` on. */
-static uint32_t common_edge(const struct kv_key *key, uint32_t at, const struct kv_node *node)
+/* How far along an edge the key goes, that has its first i ids and goes on at position `at`. */
+static uint32_t common_edge(const struct kv_key *key, uint32_t at, const struct kv_node *node,
+                            uint32_t i)
 {
-    uint32_t i = 0;
+    const uint32_t start = at - i; /* the key's position at the edge's begin */
 
-    while (i < node->n_edge && at + i < key->n) {
+    while (i < node->n_edge && start + i < key->n) {
         uint32_t run, same;
-        const uint32_t *ids = kv_key_run(key, at + i, &run);
+        const uint32_t *ids = kv_key_run(key, start + i, &run);
 
         run = run < node->n_edge - i ? run : node->n_edge - i;
         same = common_ids(ids, node->edge + i, run);
@@ -86,6 +92,44 @@ static void copy_ids(uint32_t *dst, const struct kv_key *key, uint32_t at)
     }
 }
 
+/* ---- The index: chains of nodes by parent and first id ---- */
+
+static struct kv_node **index_chain(const struct kv_tree *tree, const struct kv_node *up,
+                                    uint32_t first_id)
+{
+    uint64_t h = (uint64_t)(uintptr_t)up / 16 + first_id * 0x9e3779b97f4a7c15u;
+
+    h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
+    return &tree->index[(h >> 32) & (tree->n_index - 1)];
+}
+
+static void index_add(struct kv_tree *tree, struct kv_node *node)
+{
+    struct kv_node **chain = index_chain(tree, node->up, node->first_id);
+
+    node->next = *chain;
+    *chain = node;
+}
+
+static void index_remove(struct kv_tree *tree, struct kv_node *node)
+{
+    struct kv_node **link = index_chain(tree, node->up, node->first_id);
+
+    while (*link != node)
+        link = &(*link)->next;
+    *link = node->next;
+}
+
+struct kv_node *kv_node_child(const struct kv_tree *tree, const struct kv_node *node,
+                              uint32_t first_id)
+{
+    struct kv_node *kid = *index_chain(tree, node, first_id);
+
+    while (kid != NULL && (kid->up != node || kid->first_id != first_id))
+        kid = kid->next;
+    return kid;
+}
+
 /* ---- Children: a treap by first id, the highest priority on top ---- */
 
 /* An id's bits well mixed (the finisher of MurmurHash3). */
@@ -96,15 +140,6 @@ static uint32_t priority(const struct kv_node *node)
     h = (h ^ h >> 16) * 0x85ebca6bu;
     h = (h ^ h >> 13) * 0xc2b2ae35u;
     return h ^ h >> 16;
-}
-
-struct kv_node *kv_node_child(const struct kv_node *node, uint32_t first_id)
-{
-    struct kv_node *kid = node->kids;
-
-    while (kid != NULL && kid->first_id != first_id)
-        kid = first_id < kid->first_id ? kid->left : kid->right;
-    return kid;
 }
 
 struct kv_node *kv_node_first_child(const struct kv_node *node)
@@ -141,7 +176,7 @@ static struct kv_node **child_link(struct kv_node *node, uint32_t first_id)
     return link;
 }
 
-static void add_child(struct kv_node *node, struct kv_node *kid)
+static void add_child(struct kv_tree *tree, struct kv_node *node, struct kv_node *kid)
 {
     struct kv_node **link = &node->kids, **left = &kid->left, **right = &kid->right, *rest;
     const uint32_t mine = priority(kid);
@@ -164,13 +199,15 @@ static void add_child(struct kv_node *node, struct kv_node *kid)
     *left = *right = NULL;
     kid->up = node;
     node->unmerged = false;
+    index_add(tree, kid);
 }
 
-static void remove_child(struct kv_node *node, struct kv_node *kid)
+static void remove_child(struct kv_tree *tree, struct kv_node *node, struct kv_node *kid)
 {
     struct kv_node **link = child_link(node, kid->first_id), *a = kid->left, *b = kid->right;
 
     assert(*link == kid);
+    index_remove(tree, kid);
     while (a != NULL && b != NULL) {
         if (priority(a) >= priority(b)) {
             *link = a;
@@ -187,16 +224,19 @@ static void remove_child(struct kv_node *node, struct kv_node *kid)
 }
 
 /* Put `with`, which begins with the same id, where `kid` hangs. */
-static void replace_child(struct kv_node *node, struct kv_node *kid, struct kv_node *with)
+static void replace_child(struct kv_tree *tree, struct kv_node *node, struct kv_node *kid,
+                          struct kv_node *with)
 {
     struct kv_node **link = child_link(node, kid->first_id);
 
     assert(*link == kid && with->first_id == kid->first_id);
+    index_remove(tree, kid);
     with->left = kid->left;
     with->right = kid->right;
     with->up = node;
     *link = with;
     kid->left = kid->right = NULL;
+    index_add(tree, with);
 }
 
 /* ---- Nodes ---- */
@@ -208,7 +248,7 @@ static struct kv_node *node_alloc(uint32_t n_edge)
     if (node == NULL)
         return NULL;
     node->edge = malloc(n_edge * sizeof(*node->edge));
-    node->n_edge = n_edge;
+    node->n_edge = node->cap = n_edge;
     if (node->edge == NULL) {
         free(node);
         return NULL;
@@ -229,8 +269,10 @@ static void shorten_edge(struct kv_node *node, uint32_t n)
 {
     uint32_t *edge = realloc(node->edge, n * sizeof(*edge));
 
-    if (edge != NULL)
+    if (edge != NULL) {
         node->edge = edge;
+        node->cap = n;
+    }
     node->n_edge = n;
 }
 
@@ -254,11 +296,11 @@ static void split(struct kv_tree *tree, struct kv_node *node, uint32_t i, struct
     assert(i > 0 && i < node->n_edge && upper->n_edge == i);
     memcpy(upper->edge, node->edge, i * sizeof(*upper->edge));
     upper->first_id = upper->edge[0];
-    replace_child(node->up, node, upper);
+    replace_child(tree, node->up, node, upper);
     memmove(node->edge, node->edge + i, (node->n_edge - i) * sizeof(*node->edge));
     shorten_edge(node, node->n_edge - i);
     node->first_id = node->edge[0];
-    add_child(upper, node);
+    add_child(tree, upper, node);
     upper->first = node->first;
     tree->n_nodes++;
     tree->bytes += kv_tree_node_bytes(0);
@@ -277,10 +319,12 @@ static void merge(struct kv_tree *tree, struct kv_node *node)
         return;
     memmove(edge + node->n_edge, edge, kid->n_edge * sizeof(*edge));
     memcpy(edge, node->edge, node->n_edge * sizeof(*edge));
+    index_remove(tree, kid);
     kid->edge = edge;
     kid->n_edge += node->n_edge;
+    kid->cap = kid->n_edge;
     kid->first_id = edge[0];
-    replace_child(node->up, node, kid);
+    replace_child(tree, node->up, node, kid);
     node_free(node);
     tree->n_nodes--;
     tree->bytes -= kv_tree_node_bytes(0);
@@ -347,8 +391,18 @@ int kv_tree_open(struct kv_tree *tree, struct kv_pool *pool, const struct kv_lay
     tree->n_buckets = 64;
     while (tree->n_buckets < 65536 && tree->n_buckets < bound / 4096)
         tree->n_buckets *= 2;
+    /* One chain for every 512 bytes: a node with an entry takes hardly less. */
+    tree->n_index = 64;
+    while (tree->n_index < UINT32_MAX / 2 && tree->n_index < bound / 512)
+        tree->n_index *= 2;
     tree->buckets = calloc(tree->n_buckets, sizeof(struct kv_root *));
-    return tree->buckets == NULL ? KV_ERR_NOMEM : 0;
+    tree->index = calloc(tree->n_index, sizeof(struct kv_node *));
+    if (tree->buckets == NULL || tree->index == NULL) {
+        free(tree->buckets);
+        free(tree->index);
+        return KV_ERR_NOMEM;
+    }
+    return 0;
 }
 
 void kv_tree_release(struct kv_tree *tree)
@@ -357,6 +411,7 @@ void kv_tree_release(struct kv_tree *tree)
         kv_tree_remove(tree, TAILQ_FIRST(&tree->by_use));
     assert(tree->bytes == 0 && tree->n_nodes == 0);
     free(tree->buckets);
+    free(tree->index);
 }
 
 /* ---- Looking up ---- */
@@ -369,21 +424,30 @@ struct spot {
     uint32_t in_edge;
 };
 
-static struct spot walk(struct kv_root *root, const struct kv_key *key)
+static struct spot walk_on(const struct kv_tree *tree, struct spot at, const struct kv_key *key)
 {
-    struct spot at = {.node = &root->node};
-
-    while (at.in_edge == at.node->n_edge && at.depth < key->n) {
+    for (;;) {
+        const uint32_t in_edge = common_edge(key, at.depth, at.node, at.in_edge);
         uint32_t run;
-        struct kv_node *kid = kv_node_child(at.node, *kv_key_run(key, at.depth, &run));
+        struct kv_node *kid;
 
+        at.depth += in_edge - at.in_edge;
+        at.in_edge = in_edge;
+        if (in_edge < at.node->n_edge || at.depth == key->n)
+            break;
+        kid = kv_node_child(tree, at.node, *kv_key_run(key, at.depth, &run));
         if (kid == NULL)
             break;
+        __builtin_prefetch(kid->first);
         at.node = kid;
-        at.in_edge = common_edge(key, at.depth, kid);
-        at.depth += at.in_edge;
+        at.in_edge = 0;
     }
     return at;
+}
+
+static struct spot walk(const struct kv_tree *tree, struct kv_root *root, const struct kv_key *key)
+{
+    return walk_on(tree, (struct spot){.node = &root->node}, key);
 }
 
 uint32_t kv_tree_match(const struct kv_tree *tree, const struct kv_namespace *ns,
@@ -395,9 +459,13 @@ uint32_t kv_tree_match(const struct kv_tree *tree, const struct kv_namespace *ns
     *entry = NULL;
     if (root == NULL)
         return 0;
-    at = walk(root, key);
-    if (at.depth > 0)
-        *entry = at.node->first;
+    at = walk(tree, root, key);
+    if (at.depth == 0)
+        return 0;
+    *entry = at.node->first;
+    __builtin_prefetch((*entry)->pages);
+    __builtin_prefetch(TAILQ_NEXT(*entry, by_use));
+    __builtin_prefetch((*entry)->by_use.tqe_prev);
     return at.depth;
 }
 
@@ -412,6 +480,53 @@ void kv_tree_refresh(struct kv_tree *tree, struct kv_entry *entry)
     TAILQ_INSERT_TAIL(&tree->in_group[group], entry, in_group);
 }
 
+/* ---- Marks ---- */
+
+/* The head of an entry goes when it is out of the tree and no mark is at it. */
+static void entry_free_head(struct kv_entry *entry)
+{
+    if (entry->node == NULL && entry->n_marks == 0)
+        free(entry);
+}
+
+void kv_mark_clear(struct kv_mark *mark)
+{
+    if (mark->entry != NULL) {
+        mark->entry->n_marks--;
+        entry_free_head(mark->entry);
+    }
+    *mark = (struct kv_mark){0};
+}
+
+static void mark_set(struct kv_mark *mark, struct kv_entry *entry, uint32_t n, uint32_t n_same)
+{
+    if (mark == NULL)
+        return;
+    entry->n_marks++;
+    kv_mark_clear(mark);
+    *mark = (struct kv_mark){entry, entry->changes, n, n_same};
+}
+
+/* May a walk with the key begin at the mark? */
+static bool mark_holds(const struct kv_mark *mark, const struct kv_key *key)
+{
+    return mark != NULL && mark->entry != NULL && mark->entry->node != NULL &&
+           mark->entry->changes == mark->changes && mark->n <= key->n;
+}
+
+/* Where position mark->n is now: on the edge of the entry's node, or further up. */
+static struct spot mark_spot(const struct kv_mark *mark)
+{
+    struct kv_node *node = mark->entry->node;
+    uint32_t start = mark->entry->n - node->n_edge;
+
+    while (start >= mark->n) {
+        node = node->up;
+        start -= node->n_edge;
+    }
+    return (struct spot){.node = node, .depth = mark->n, .in_edge = mark->n - start};
+}
+
 /* ---- Taking out ---- */
 
 /* A leaf without an entry goes, and so upwards; then a node left with one child is merged with it.
@@ -421,7 +536,7 @@ static void prune(struct kv_tree *tree, struct kv_root *root, struct kv_node *no
     while (node->up != NULL && node->entry == NULL && node->kids == NULL) {
         struct kv_node *up = node->up;
 
-        remove_child(up, node);
+        remove_child(tree, up, node);
         tree->n_nodes--;
         tree->bytes -= kv_tree_node_bytes(node->n_edge);
         node_free(node);
@@ -451,7 +566,8 @@ static void entry_free(struct kv_entry *entry)
 {
     free(entry->pages);
     free(entry->logits);
-    free(entry);
+    entry->node = NULL;
+    entry_free_head(entry);
 }
 
 /* Let go of pages [from, n_pages) as a holder in the tree. */
@@ -500,6 +616,7 @@ uint32_t kv_tree_cut(struct kv_tree *tree, struct kv_entry *entry, uint32_t n_pa
     tree->bytes -= kv_tree_node_bytes(node->n_edge) - kv_tree_node_bytes(n - parent);
     entry->n_pages = left;
     entry->n = n;
+    entry->changes++;
     shorten_edge(node, n - parent);
     return freed;
 }
@@ -527,10 +644,9 @@ static size_t alone_bytes(uint32_t n, uint32_t n_pages, uint32_t n_logits)
 }
 
 /* The node at the key's end, made where it is missing: by a leaf, a split, or both. */
-static int node_at(struct kv_tree *tree, struct kv_root *root, const struct kv_key *key,
+static int node_at(struct kv_tree *tree, struct spot at, const struct kv_key *key,
                    struct kv_node **out)
 {
-    const struct spot at = walk(root, key);
     struct kv_node *node = at.node, *upper = NULL, *leaf = NULL;
     const bool mid_edge = at.in_edge < node->n_edge;
 
@@ -550,7 +666,7 @@ static int node_at(struct kv_tree *tree, struct kv_root *root, const struct kv_k
     if (leaf != NULL) {
         copy_ids(leaf->edge, key, at.depth);
         leaf->first_id = leaf->edge[0];
-        add_child(node, leaf);
+        add_child(tree, node, leaf);
         tree->n_nodes++;
         tree->bytes += kv_tree_node_bytes(leaf->n_edge);
         node = leaf;
@@ -566,6 +682,7 @@ static struct kv_entry *entry_alloc(const struct kv_admission *a, uint32_t n_pag
     if (entry == NULL)
         return NULL;
     entry->pages = malloc(n_pages * sizeof(*entry->pages));
+    entry->cap = n_pages;
     if (a->n_logits > 0)
         entry->logits = malloc(a->n_logits * sizeof(*entry->logits));
     if (entry->pages == NULL || (a->n_logits > 0 && entry->logits == NULL)) {
@@ -579,35 +696,6 @@ static struct kv_entry *entry_alloc(const struct kv_admission *a, uint32_t n_pag
     entry->n_logits = a->n_logits;
     entry->n = a->key.n;
     return entry;
-}
-
-/* The nearest entry without logits above a node: its key is a prefix that the new entry covers. */
-static struct kv_entry *covered_above(const struct kv_node *node)
-{
-    while ((node = node->up) != NULL)
-        if (node->entry != NULL && node->entry->logits == NULL)
-            return node->entry;
-    return NULL;
-}
-
-/* Count the tree as holder of the entry's pages.  Those that it has from `old` (the same pages, in
- * front) pass over: nobody's count changes, or with `move` the giver's reference is dropped. */
-static void hold_pages(struct kv_tree *tree, struct kv_entry *entry, struct kv_entry *old,
-                       bool move)
-{
-    uint32_t same = 0;
-
-    while (old != NULL && same < old->n_pages && old->pages[same] == entry->pages[same])
-        same++;
-    for (uint32_t i = same; i < entry->n_pages; i++)
-        kv_pool_count(tree->pool, entry->pages[i], move ? 0 : 1, 1);
-    for (uint32_t i = 0; i < same && move; i++)
-        kv_pool_count(tree->pool, entry->pages[i], -1, 0);
-    if (old == NULL)
-        return;
-    let_go(tree, old, same);
-    unlink_entry(tree, old);
-    entry_free(old);
 }
 
 static void link_entry(struct kv_tree *tree, struct kv_root *root, struct kv_node *node,
@@ -626,9 +714,11 @@ static void link_entry(struct kv_tree *tree, struct kv_root *root, struct kv_nod
     mend_first(node);
 }
 
-static void drop_moved(struct kv_tree *tree, const struct kv_admission *a, uint32_t n_pages)
+/* With `move`, drop the giver's references to pages [from, to). */
+static void drop_moved(struct kv_tree *tree, const struct kv_admission *a, uint32_t from,
+                       uint32_t to)
 {
-    for (uint32_t i = n_pages; a->move && i-- > 0;)
+    for (uint32_t i = to; a->move && i-- > from;)
         kv_pool_count(tree->pool, a->key.pages[i], -1, 0);
 }
 
@@ -658,36 +748,150 @@ static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struc
     return 0;
 }
 
-static int admit_new(struct kv_tree *tree, const struct kv_admission *a, uint32_t n_pages)
+static int admit_new(struct kv_tree *tree, const struct kv_admission *a, struct spot at,
+                     uint32_t n_pages)
 {
-    struct kv_entry *entry = entry_alloc(a, n_pages), *old;
-    struct kv_root *root;
+    struct kv_entry *entry = entry_alloc(a, n_pages);
+    struct kv_root *root = NULL;
     struct kv_node *node;
 
-    root = entry != NULL ? root_get(tree, &a->ns) : NULL;
-    if (root == NULL || node_at(tree, root, &a->key, &node) < 0) {
+    if (entry != NULL)
+        root = root_get(tree, &a->ns);
+    if (root != NULL && at.node == NULL)
+        at = (struct spot){.node = &root->node};
+    if (root == NULL || node_at(tree, at, &a->key, &node) < 0) {
         if (root != NULL && root->node.kids == NULL)
             root_drop(tree, root);
         if (entry != NULL)
             entry_free(entry);
-        drop_moved(tree, a, n_pages);
+        drop_moved(tree, a, 0, n_pages);
         return KV_ERR_NOMEM;
     }
     link_entry(tree, root, node, entry);
-    old = covered_above(node);
-    hold_pages(tree, entry, old, a->move);
-    /* Every insert takes over what it covers, so there is never a second one on a path. */
-    assert(covered_above(entry->node) == NULL);
-    assert(tree->bytes <= tree->bound);
+    for (uint32_t i = 0; i < n_pages; i++)
+        kv_pool_count(tree->pool, entry->pages[i], a->move ? 0 : 1, 1);
+    mark_set(a->mark, entry, a->key.n, a->key.n / tree->layout->page_tokens);
     return 0;
+}
+
+/* Room for n ids on an edge, or n pages in a list, with an eighth to spare where it grows. */
+static uint32_t grown(uint32_t n)
+{
+    return n + n / 8;
+}
+
+static int reserve_edge(struct kv_node *node, uint32_t n)
+{
+    uint32_t *edge;
+
+    if (n <= node->cap)
+        return 0;
+    edge = realloc(node->edge, grown(n) * sizeof(*edge));
+    if (edge == NULL)
+        return KV_ERR_NOMEM;
+    node->edge = edge;
+    node->cap = grown(n);
+    return 0;
+}
+
+static int reserve_pages(struct kv_entry *entry, uint32_t n)
+{
+    struct kv_page **pages;
+
+    if (n <= entry->cap)
+        return 0;
+    pages = realloc(entry->pages, grown(n) * sizeof(*pages));
+    if (pages == NULL)
+        return KV_ERR_NOMEM;
+    entry->pages = pages;
+    entry->cap = grown(n);
+    return 0;
+}
+
+/* Make the entry's pages those of the key.  The first that are the same already pass over: nobody's
+ * count changes, or with `move` the giver's reference is dropped. */
+static void pass_pages(struct kv_tree *tree, const struct kv_admission *a, struct kv_entry *entry,
+                       uint32_t n_pages)
+{
+    uint32_t same = mark_holds(a->mark, &a->key) && a->mark->entry == entry ? a->mark->n_same : 0;
+
+    while (same < entry->n_pages && entry->pages[same] == a->key.pages[same])
+        same++;
+    for (uint32_t i = same; i < n_pages; i++)
+        kv_pool_count(tree->pool, a->key.pages[i], a->move ? 0 : 1, 1);
+    drop_moved(tree, a, 0, same);
+    if (same < entry->n_pages) {
+        let_go(tree, entry, same);
+        entry->changes++;
+    }
+    memcpy(entry->pages + same, a->key.pages + same, (n_pages - same) * sizeof(*entry->pages));
+    entry->n_pages = n_pages;
+}
+
+/* The key goes on where an entry without logits ends: that becomes the entry of the key. */
+static int extend(struct kv_tree *tree, const struct kv_admission *a, struct kv_entry *entry,
+                  uint32_t n_pages)
+{
+    struct kv_node *node = entry->node;
+    const uint32_t n_more = a->key.n - entry->n;
+    float *logits = NULL;
+
+    assert(node->kids == NULL && entry->logits == NULL);
+    if (a->n_logits > 0 && (logits = malloc(a->n_logits * sizeof(*logits))) == NULL)
+        goto nomem;
+    if (reserve_edge(node, node->n_edge + n_more) < 0 || reserve_pages(entry, n_pages) < 0)
+        goto nomem;
+    if (a->n_logits > 0)
+        memcpy(logits, a->logits, a->n_logits * sizeof(*logits));
+    copy_ids(node->edge + node->n_edge, &a->key, entry->n);
+    tree->bytes -= kv_tree_node_bytes(node->n_edge);
+    tree->bytes -= kv_tree_entry_bytes(entry->n_pages, 0);
+    node->n_edge += n_more;
+    pass_pages(tree, a, entry, n_pages);
+    entry->n = a->key.n;
+    entry->logits = logits;
+    entry->n_logits = a->n_logits;
+    tree->bytes += kv_tree_node_bytes(node->n_edge);
+    tree->bytes += kv_tree_entry_bytes(n_pages, a->n_logits);
+    kv_tree_refresh(tree, entry);
+    mark_set(a->mark, entry, a->key.n, a->key.n / tree->layout->page_tokens);
+    return 0;
+nomem:
+    free(logits);
+    drop_moved(tree, a, 0, n_pages);
+    return KV_ERR_NOMEM;
+}
+
+/* Where the key leaves the tree; node NULL where its namespace has none. */
+static struct spot find_spot(const struct kv_tree *tree, const struct kv_admission *a)
+{
+    struct kv_root *root;
+
+    if (mark_holds(a->mark, &a->key))
+        return walk_on(tree, mark_spot(a->mark), &a->key);
+    root = *root_link(tree, &a->ns.digest, a->ns.group);
+    return root != NULL ? walk(tree, root, &a->key) : (struct spot){0};
+}
+
+static int admit_more(struct kv_tree *tree, const struct kv_admission *a, uint32_t n_pages)
+{
+    const struct spot at = find_spot(tree, a); /* anew: making room may have changed it */
+    struct kv_entry *entry = at.node != NULL ? at.node->entry : NULL;
+    int rc;
+
+    if (entry != NULL && entry->logits == NULL && at.in_edge == at.node->n_edge)
+        rc = extend(tree, a, entry, n_pages);
+    else
+        rc = admit_new(tree, a, at, n_pages);
+    assert(tree->bytes <= tree->bound);
+    return rc;
 }
 
 int kv_tree_admit(struct kv_tree *tree, const struct kv_admission *a)
 {
     const uint32_t page_tokens = tree->layout->page_tokens;
     const uint32_t n_pages = (a->key.n + page_tokens - 1) / page_tokens;
-    struct kv_root *root = *root_link(tree, &a->ns.digest, a->ns.group);
-    const struct spot at = root != NULL ? walk(root, &a->key) : (struct spot){0};
+    const struct spot at = find_spot(tree, a);
     const size_t need = alone_bytes(a->key.n, n_pages, a->n_logits) + kv_tree_node_bytes(0);
     int rc = 0;
 
@@ -695,14 +899,16 @@ int kv_tree_admit(struct kv_tree *tree, const struct kv_admission *a)
     if (at.node != NULL && at.depth == a->key.n && at.in_edge == at.node->n_edge &&
         at.node->entry != NULL) {
         rc = admit_again(tree, a, at.node->entry);
-        drop_moved(tree, a, n_pages);
+        mark_set(a->mark, at.node->entry, a->key.n, 0);
+        drop_moved(tree, a, 0, n_pages);
     } else if (at.node != NULL && at.depth == a->key.n && a->n_logits == 0) {
         kv_tree_refresh(tree, at.node->first);
-        drop_moved(tree, a, n_pages);
+        mark_set(a->mark, at.node->first, a->key.n, 0);
+        drop_moved(tree, a, 0, n_pages);
     } else if (make_room(tree, need, 0)) {
-        rc = admit_new(tree, a, n_pages);
+        rc = admit_more(tree, a, n_pages);
     } else {
-        drop_moved(tree, a, n_pages);
+        drop_moved(tree, a, 0, n_pages);
     }
     return rc;
 }

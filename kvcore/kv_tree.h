@@ -8,7 +8,14 @@
  * or more and holds no page.  Edges keep their own ids, so a split moves no page and reads none.
  *
  * Children of a node are a treap by first id: no array to grow, so taking one out needs no memory;
- * the priority is a hash of the id, so the same set has the same shape.
+ * the priority is a hash of the id, so the same set has the same shape.  That is for their order; a
+ * walk down finds a child by its parent and first id in one index of all nodes, however many
+ * siblings it has.
+ *
+ * An entry without logits has none below it: an insert below extends it instead, in place, and so a
+ * context that is published as it grows has one entry, to which each time only what is new is
+ * added.  Edges and page lists that grow so have up to an eighth of room to spare, which is not
+ * counted.
  *
  * Each node knows the first entry of its subtree (a prefix before its extensions, then by id).
  * Insert and remove mend that by one walk up, so that a match never walks down.
@@ -40,17 +47,21 @@ struct kv_key {
 /* The ids from position `at` < n on that stand in one piece; *n_run says how many, at least 1. */
 const uint32_t *kv_key_run(const struct kv_key *key, uint32_t at, uint32_t *n_run);
 
+/* What a refresh touches comes first, to be in one line of cache. */
 struct kv_entry {
-    struct kv_root *root;
-    struct kv_node *node;
-    struct kv_page **pages; /* [n_pages] */
-    float *logits;          /* [n_logits], or NULL */
-    uint32_t n_pages;
-    uint32_t n_logits;
-    uint32_t n; /* positions: the length of the key */
-    uint64_t serial;
     TAILQ_ENTRY(kv_entry) by_use;
     TAILQ_ENTRY(kv_entry) in_group;
+    uint64_t serial;
+    struct kv_root *root;
+    struct kv_page **pages; /* [n_pages], room for cap */
+    struct kv_node *node;   /* NULL: removed, and only marks know it yet */
+    float *logits;          /* [n_logits], or NULL */
+    uint32_t n_pages;
+    uint32_t cap;
+    uint32_t n_logits;
+    uint32_t n;       /* positions: the length of the key */
+    uint32_t changes; /* of what the entry had: it was cut, or holds other pages */
+    uint32_t n_marks;
 };
 
 TAILQ_HEAD(kv_entry_list, kv_entry);
@@ -59,10 +70,12 @@ struct kv_node {
     struct kv_node *up;           /* NULL: a root's node */
     struct kv_node *kids;         /* treap by first id */
     struct kv_node *left, *right; /* in the parent's treap */
-    uint32_t *edge;               /* [n_edge], from up to here */
+    struct kv_node *next;         /* in the index */
+    uint32_t *edge;               /* [n_edge], from up to here, room for cap */
     uint32_t n_edge;              /* 0 only at a root */
-    uint32_t first_id;            /* edge[0] */
-    bool unmerged; /* one child and no entry: there was no memory to merge the edges */
+    uint32_t cap;
+    uint32_t first_id; /* edge[0] */
+    bool unmerged;     /* one child and no entry: there was no memory to merge the edges */
     struct kv_entry *entry;
     struct kv_entry *first; /* of the subtree */
 };
@@ -74,11 +87,23 @@ struct kv_root {
     struct kv_root *next; /* in the bucket */
 };
 
+/* Where a context was published last, so that the next time goes on from there: its first n ids are
+ * those that the entry had then, its first n_same pages the entry's.  It keeps the entry's head
+ * from being freed, and is out of date where the entry's `changes` are others, or it is removed. */
+struct kv_mark {
+    struct kv_entry *entry; /* NULL: nowhere */
+    uint32_t changes;
+    uint32_t n;
+    uint32_t n_same;
+};
+
 struct kv_tree {
     struct kv_pool *pool;
     const struct kv_layout *layout;
     struct kv_root **buckets; /* [n_buckets], a power of two */
     uint32_t n_buckets;
+    struct kv_node **index; /* [n_index], a power of two: all nodes but roots' */
+    uint32_t n_index;
     struct kv_entry_list by_use;
     struct kv_entry_list in_group[KV_MAX_GROUPS];
     uint64_t serial;
@@ -108,7 +133,11 @@ struct kv_admission {
     const float *logits; /* [n_logits] or NULL */
     uint32_t n_logits;
     bool move; /* the caller's own references go to the tree, or are dropped: used up in any case */
+    struct kv_mark *mark; /* of the context whose key this is; set anew.  NULL: none */
 };
+
+/* Forget where; needs the lock. */
+void kv_mark_clear(struct kv_mark *mark);
 
 /* Enter a key with its pages.  0: entered, or covered by what is there, or there is no room within
  * the bound.  KV_ERR_NOMEM: nothing entered. */
@@ -126,7 +155,8 @@ size_t kv_tree_entry_bytes(uint32_t n_pages, uint32_t n_logits);
 size_t kv_tree_root_bytes(void);
 
 /* Child with that first id, or NULL; the one that comes first; the next one after first_id. */
-struct kv_node *kv_node_child(const struct kv_node *node, uint32_t first_id);
+struct kv_node *kv_node_child(const struct kv_tree *tree, const struct kv_node *node,
+                              uint32_t first_id);
 struct kv_node *kv_node_first_child(const struct kv_node *node);
 struct kv_node *kv_node_child_after(const struct kv_node *node, uint32_t first_id);
 
