@@ -28,6 +28,9 @@ double pair_ratio(const struct pair *p, double ns);
 /* "ok", or "MISSED" which is counted: is that ratio at most `most`? */
 const char *pair_verdict(const struct pair *p, double most, double ns);
 
+/* The same where a target is met or not. */
+const char *bench_verdict(bool met);
+
 uint64_t bench_mix(uint64_t x);
 
 /* A cache, or no return. */
@@ -42,5 +45,8 @@ void bench_rows(void);
 void bench_fork(void);
 void bench_clone(void);
 void bench_match(void);
+void bench_tree(void);
+void bench_publish(void);
+void bench_memory(void);
 
 #endif
