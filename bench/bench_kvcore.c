@@ -8,6 +8,7 @@
  *     tree     inserts and evictions in trees of up to a million nodes
  *     publish  one page more of a context that is published as it grows
  *     memory   what 1,000 prefixes of 1,000 ids take
+ *     threads  two threads on disjoint prefixes beside one
  *
  * A line that misses its target says so, and the exit status is 1. */
 #include "bench/bench_kvcore.h"
@@ -140,9 +141,9 @@ static const struct {
     const char *name;
     void (*run)(void);
 } parts[] = {
-    {"rows", bench_rows},     {"fork", bench_fork}, {"clone", bench_clone},
-    {"match", bench_match},   {"tree", bench_tree}, {"publish", bench_publish},
-    {"memory", bench_memory},
+    {"rows", bench_rows},     {"fork", bench_fork},       {"clone", bench_clone},
+    {"match", bench_match},   {"tree", bench_tree},       {"publish", bench_publish},
+    {"memory", bench_memory}, {"threads", bench_threads},
 };
 
 enum { N_PARTS = sizeof(parts) / sizeof(parts[0]) };

@@ -48,5 +48,6 @@ void bench_match(void);
 void bench_tree(void);
 void bench_publish(void);
 void bench_memory(void);
+void bench_threads(void);
 
 #endif
