@@ -9,6 +9,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The precision that a test's first argument names, if there is one, with a head that it can have;
+ * main() returns 2 where this is false. */
+static inline bool take_precision(struct kv_geometry *g, int argc, char **argv)
+{
+    const int precision = argc > 1 ? kv_precision_parse(argv[1]) : (int)g->precision;
+
+    if (precision < 0)
+        return false;
+    g->precision = (enum kv_precision)precision;
+    if (g->precision == KV_Q8)
+        g->head_dim = KV_Q8_BLOCK;
+    return kv_geometry_check(g, NULL) == 0;
+}
+
 /* One step of splitmix64. */
 static inline uint64_t mix(uint64_t x)
 {

@@ -11,7 +11,7 @@
 
 enum { P = 16, MAX = 2048 };
 
-static const struct kv_geometry geometry = {
+static struct kv_geometry geometry = {
     .n_layers = 2, .n_kv_heads = 1, .head_dim = 6, .precision = KV_F16};
 static const struct kv_namespace tenant_a = {.digest = {{7}}, .group = 0};
 static const struct kv_namespace tenant_b = {.digest = {{9}}, .group = 1};

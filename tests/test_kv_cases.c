@@ -591,13 +591,15 @@ START_TEST(a_hit_and_what_grows_from_it_leave_the_prefix_in_place)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
     Suite *s = suite_create("kv_cases");
     TCase *tc = tcase_create("cases");
     SRunner *sr = srunner_create(s);
     int n_failed;
 
+    if (!take_precision(&geometry, argc, argv))
+        return 2;
     suite_add_tcase(s, tc);
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, forty_retains_against_room_for_four_leave_as_many_slots_out_as_pages_live);

@@ -164,13 +164,15 @@ START_TEST(a_taint_below_the_place_publishes_what_is_before_it)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
     Suite *s = suite_create("kv_marks");
     TCase *tc = tcase_create("marks");
     SRunner *sr = srunner_create(s);
     int n_failed;
 
+    if (!take_precision(&geometry, argc, argv))
+        return 2;
     suite_add_tcase(s, tc);
     tcase_add_test(tc, a_context_cut_back_and_grown_otherwise_is_entered_as_it_is);
     tcase_add_test(tc, an_entry_cut_and_grown_by_another_is_not_taken_for_what_it_was);

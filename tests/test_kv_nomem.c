@@ -597,13 +597,15 @@ START_TEST(a_node_that_could_not_be_merged_does_no_harm)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
     Suite *s = suite_create("kv_nomem");
     TCase *tc = tcase_create("nomem");
     SRunner *sr = srunner_create(s);
     int n_failed;
 
+    if (!take_precision(&geometry, argc, argv))
+        return 2;
     suite_add_tcase(s, tc);
     tcase_set_timeout(tc, 120);
     tcase_add_loop_test(

@@ -14,7 +14,7 @@
 
 enum { P = 16, MAX = 128, MAX_THREADS = 16, TIMES = 8 };
 
-static const struct kv_geometry geometry = {
+static struct kv_geometry geometry = {
     .n_layers = 1, .n_kv_heads = 2, .head_dim = 2, .precision = KV_F16};
 static const struct kv_namespace namespaces[2] = {{{{1}}, 0}, {{{2}}, 1}};
 static struct kv_cache *cache;
@@ -433,7 +433,7 @@ static void fill(unsigned char *rows, uint32_t round)
 /* Overwrites in place where the reader has let go by then, else into a clone. */
 static const char *overwrite(uint32_t me)
 {
-    unsigned char rows[64];
+    unsigned char rows[256];
 
     (void)me;
     for (uint32_t round = 0; round < N_HANDED; round++) {
@@ -458,7 +458,7 @@ static const char *overwrite(uint32_t me)
 
 static const char *read_handed(uint32_t me)
 {
-    unsigned char rows[64], got[64];
+    unsigned char rows[256], got[256];
 
     (void)me;
     for (uint32_t round = 0; round < N_HANDED; round++) {
@@ -479,7 +479,7 @@ static const char *read_handed(uint32_t me)
 START_TEST(an_overwrite_in_place_comes_after_the_last_other_reader)
 {
     static const part parts[] = {overwrite, read_handed};
-    unsigned char rows[64];
+    unsigned char rows[256];
 
     ck_assert_uint_le(kv_position_bytes(&geometry), sizeof(rows));
     open_cache(12);
@@ -496,13 +496,15 @@ START_TEST(an_overwrite_in_place_comes_after_the_last_other_reader)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
     Suite *s = suite_create("kv_races");
     TCase *tc = tcase_create("races");
     SRunner *sr = srunner_create(s);
     int n_failed;
 
+    if (!take_precision(&geometry, argc, argv))
+        return 2;
     suite_add_tcase(s, tc);
     tcase_set_timeout(tc, 240);
     tcase_add_test(tc, sixteen_threads_fork_one_frozen_parent);

@@ -1127,13 +1127,15 @@ START_TEST(rule_18_a_fork_a_match_and_a_split_touch_their_own_pages_only)
 }
 END_TEST
 
-int main(void)
+int main(int argc, char **argv)
 {
     Suite *s = suite_create("kv_rules");
     TCase *tc = tcase_create("rules");
     SRunner *sr = srunner_create(s);
     int n_failed;
 
+    if (!take_precision(&geometry, argc, argv))
+        return 2;
     suite_add_tcase(s, tc);
     tcase_set_timeout(tc, 60);
     tcase_add_test(tc, rule_1_a_page_counts_its_holders_and_is_evictable_when_all_are_entries);
