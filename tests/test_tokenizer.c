@@ -63,14 +63,6 @@ static void assert_decodes(const struct token_list *ids, bool special, const cha
     free(back);
 }
 
-static double seconds(void)
-{
-    struct timespec t;
-
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static uint64_t random_state;
 
 static uint32_t random_below(uint32_t n)
@@ -377,7 +369,6 @@ START_TEST(a_million_bytes_without_a_place_to_cut_take_no_more_than_their_share)
     char *text = malloc(max + 8);
     struct token_list ids = {0};
     size_t n, at, len, n_dropped;
-    double began;
 
     if (skip_without("a_million_bytes_without_a_place_to_cut_take_no_more_than_their_share",
                      path)) {
@@ -385,6 +376,7 @@ START_TEST(a_million_bytes_without_a_place_to_cut_take_no_more_than_their_share)
         return;
     }
     open_tokenizer(path);
+    /* Half a second each; quadratic merging takes minutes and ends at the case's time limit. */
     for (size_t i = 0; i < sizeof units / sizeof units[0]; i++) {
         n = strlen(units[i]);
         len = i == 0 ? max : max / 8; /* sanitizers are slow */
@@ -392,11 +384,7 @@ START_TEST(a_million_bytes_without_a_place_to_cut_take_no_more_than_their_share)
             memcpy(text + at, units[i], n);
         text[at++] = 'x';
         ids.n = 0;
-        began = seconds();
         encode(text, at, i & 1 ? TOKENIZE_SPECIAL : 0, &ids, &n_dropped);
-        /* Half a second by hand; the rest is for sanitizers and busy machines.  Quadratic merging
-         * takes minutes. */
-        ck_assert_double_lt(seconds() - began, 20.0);
         text[at] = '\0';
         assert_decodes(&ids, true, text, at);
     }
