@@ -19,6 +19,7 @@ struct decode_flight {
     struct decode_peer *peer;
     struct transport_request *call;
     bool logits_digest;
+    bool may_decline;
 
     /* The scheduler's; NULL once it has taken over. */
     struct decode_request *request;
@@ -139,6 +140,26 @@ static void skip_bytes(struct pieces *p, size_t n)
     }
 }
 
+/* Whether the rest of the prompt is quicker here than over there, by both nodes' measured speeds.
+ * Those that wait there are taken for as long as this one.  Where we hold no more of the prompt
+ * than the peer, it is the peer's: our time is for the answers that run. */
+static bool quicker_here(struct decode_flight *f, const Baton__V1__Accepted *a)
+{
+    uint32_t ours = f->n_ids - kv_context_length(f->landing.ctx);
+    uint32_t theirs = f->n_ids - (a->matched < f->n_ids ? a->matched : f->n_ids);
+    double speed = atomic_load(&f->node->runtime.rows_per_s), speed_there = a->tokens_per_second;
+
+    /* A speed of 0, and what is no number, says nothing. */
+    if (ours >= theirs || !(speed > 0) || !(speed_there > 0))
+        return false;
+    if (ours / speed >= theirs * (1.0 + a->queued) / speed_there)
+        return false;
+    snprintf(f->landing.why, sizeof(f->landing.why),
+             "%" PRIu32 " positions here are cheaper than %" PRIu32 " at %.64s", ours, theirs,
+             f->peer->address);
+    return true;
+}
+
 static int record_accepted(struct decode_flight *f, struct transport_message *m, struct kv_why *why)
 {
     struct decode_peer *peer = f->peer;
@@ -159,6 +180,8 @@ static int record_accepted(struct decode_flight *f, struct transport_message *m,
         peer->known = true;
         f->landing.began = true;
         f->stage = WANT_HEADER;
+        if (f->may_decline && quicker_here(f, reply->accepted))
+            f->landing.outcome = DECODE_DECLINED;
     }
     node_message_free(&message);
     return rc;
@@ -355,8 +378,9 @@ static void work_message(struct decode_flight *f)
         snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %s", f->peer->address, why.text);
         flight_over(f, DECODE_FALSE);
         more = false;
-    } else if (f->landing.outcome == DECODE_SEALED) {
-        flight_over(f, DECODE_SEALED);
+    } else if (f->landing.outcome != DECODE_FLYING) {
+        more = f->landing.outcome == DECODE_SEALED;
+        flight_over(f, f->landing.outcome);
     }
     pthread_mutex_unlock(&f->lock);
     transport_message_unref(m);
@@ -476,6 +500,7 @@ static struct decode_flight *flight_new(const struct decode_flight_start *s)
     f->node = s->node;
     f->peer = s->peer;
     f->logits_digest = s->logits_digest;
+    f->may_decline = s->may_decline;
     f->ids = s->ids;
     f->n_ids = s->n_ids;
     f->logits = s->logits;

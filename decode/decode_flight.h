@@ -9,6 +9,7 @@
  *   SEALED   every position of the prompt is in the context, and the seal holds: the commit
  *   BROKEN   the call ended without a seal: the context holds exactly the verified frames
  *   FALSE    a record that does not verify, or OK without a seal: nothing of it may be used
+ *   DECLINED the peer accepted, but would compute so much more that it is quicker here: no fault
  *
  * Who has the context: the flight, from start until decode_flight_take(), which closes it to frames
  * first; a frame that is being verified then is waited for (a millisecond).  What the flight
@@ -25,7 +26,7 @@
 struct decode_flight;
 struct decode_request;
 
-enum decode_outcome { DECODE_FLYING, DECODE_SEALED, DECODE_BROKEN, DECODE_FALSE };
+enum decode_outcome { DECODE_FLYING, DECODE_SEALED, DECODE_BROKEN, DECODE_FALSE, DECODE_DECLINED };
 
 struct decode_flight_start {
     struct decode_node *node;
@@ -37,6 +38,7 @@ struct decode_flight_start {
     uint32_t n_ids;
     float *logits; /* [n_vocab]; likewise */
     bool logits_digest;
+    bool may_decline; /* where the peer holds less of it than the context, and here is quicker */
     int64_t deadline_ms;
 };
 

@@ -18,7 +18,7 @@ struct decode_flight;
  *   NEW -> WAITING                    decode_scheduler's take_in
  *   WAITING -> RECEIVING, PREFILLING, RUNNING     its admit, by what matched and the route
  *   RECEIVING -> RUNNING              sealed
- *   RECEIVING -> RECEIVING, PREFILLING    broken: the next peer, or the rest here
+ *   RECEIVING -> RECEIVING, PREFILLING    broken: the next peer, or the rest here; declined: here
  *   RECEIVING -> WAITING              false frames: all of them are dropped, and it starts anew
  * here PREFILLING -> RUNNING             the last chunk RUNNING -> DRAINING decode_scheduler's
  * finish any -> gone                       end

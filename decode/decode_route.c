@@ -2,9 +2,10 @@
  *
  * A request that has a slot starts from what the tree holds.  The rest goes to the first prefill
  * node that serves, where there is one and the rest is worth the way; else it is computed here.  A
- * call that fails before a frame was used goes to the next one.  After that, and in every other
- * case, the rest is computed here: from exactly the verified frames where the stream broke, from
- * the start where it was false. */
+ * call that fails before a frame was used goes to the next one.  One that its node accepts, but
+ * would be quicker here by what it says, is given up.  After that, and in every other case, the
+ * rest is computed here: from exactly the verified frames where the stream broke, from the start
+ * where it was false. */
 #include "decode/decode_flight.h"
 #include "decode/decode_scheduler.h"
 
@@ -74,6 +75,7 @@ static bool take_off(struct decode_scheduler *s, struct decode_request *r, struc
         .n_ids = r->n_prompt,
         .logits = decode_slot_logits(s, r),
         .logits_digest = r->q->logits_digest,
+        .may_decline = r->q->route == BATON__V1__ROUTE__ROUTE_AUTO,
         .deadline_ms = left_ms > 0 ? left_ms : 1,
     };
     struct kv_why why = {.text = ""};
@@ -224,6 +226,19 @@ static void note_landing(struct decode_request *r, const struct decode_landing *
     r->timings.exposed_transfer_ns = l->exposed_ns;
 }
 
+/* A call that was given up is policy, and no fault. */
+static void log_fallback(const struct decode_request *r, enum decode_outcome outcome)
+{
+    const char *name = outcome == DECODE_DECLINED ? "declined"
+                       : outcome == DECODE_FALSE  ? "false"
+                                                  : "broken";
+    char quoted[DECODE_WHY_BYTES + 64];
+
+    node_log(outcome == DECODE_DECLINED ? NODE_INFO : NODE_WARN, "fallback",
+             "outcome=%s positions=%" PRIu32 " why=%s", name, kv_context_length(r->ctx),
+             node_quote(quoted, sizeof(quoted), r->fallback));
+}
+
 void decode_route_landed(struct decode_scheduler *s, struct decode_request *r)
 {
     struct decode_landing l;
@@ -239,10 +254,10 @@ void decode_route_landed(struct decode_scheduler *s, struct decode_request *r)
         return;
     }
     note_fallback(r, l.why);
-    node_log(NODE_WARN, "fallback", "outcome=%s positions=%" PRIu32 " why=%s",
-             l.outcome == DECODE_FALSE ? "false" : "broken", kv_context_length(r->ctx),
-             r->fallback);
-    if (l.outcome == DECODE_FALSE) {
+    log_fallback(r, l.outcome);
+    if (l.outcome == DECODE_DECLINED) {
+        go_local(s, r);
+    } else if (l.outcome == DECODE_FALSE) {
         /* Nothing of it may stay; its reservation goes with it, so it takes its turn again. */
         wait_again(s, r);
     } else if (l.n_received == 0) {

@@ -117,7 +117,8 @@ void decode_token_first(struct decode_scheduler *s, struct decode_request *r)
     assert(kv_context_length(r->ctx) == r->n_prompt);
     rc = kv_context_publish(r->ctx, decode_slot_logits(s, r), s->n_vocab);
     if (rc < 0)
-        node_log(NODE_WARN, "publish", "error=%s positions=%" PRIu32, kv_strerror(rc), r->n_prompt);
+        node_log(NODE_WARN, "publish", "error=\"%s\" positions=%" PRIu32, kv_strerror(rc),
+                 r->n_prompt);
     if (r->timings.local_start_ns != 0)
         r->timings.local_prefill_ns += (uint64_t)(node_now_ns() - r->timings.local_start_ns);
     r->timings.local_start_ns = 0;

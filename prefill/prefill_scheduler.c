@@ -108,7 +108,7 @@ static void to_sending(struct prefill_job *job)
     if (rc == 0)
         rc = kv_context_publish(job->ctx, job->logits, n_vocab);
     if (rc < 0)
-        node_log(NODE_WARN, "publish", "error=%s positions=%" PRIu32, kv_strerror(rc),
+        node_log(NODE_WARN, "publish", "error=\"%s\" positions=%" PRIu32, kv_strerror(rc),
                  kv_context_length(job->ctx));
 }
 

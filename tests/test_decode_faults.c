@@ -354,6 +354,59 @@ START_TEST(a_short_rest_stays_here_and_says_so)
 }
 END_TEST
 
+/* What was generated is here and not there: the second turn of a session has a short rest here and
+ * a long one at the prefill node, which is asked, says so, and is not waited for. */
+START_TEST(a_second_turn_behind_a_long_answer_is_computed_here)
+{
+    enum { ANSWER = 200, FIRST = 20, SECOND = 17 };
+    uint32_t all[FIRST + ANSWER + SECOND], name_salt = UINT32_MAX, other_salt = UINT32_MAX - 1;
+    struct answer *a = calloc(1, sizeof(*a)), *b = calloc(1, sizeof(*b));
+    char session[] = "turns";
+    struct question q;
+
+    proxy.fault = PROXY_NONE;
+    question_ids(&q, ids, FIRST, ANSWER, AUTO);
+    q.q.session = session;
+    q.q.salt.data = (uint8_t *)&name_salt;
+    q.q.salt.len = sizeof(name_salt);
+    ask(&decode, &q.q, a);
+    ck_assert_msg(a->status == 0, "%s", a->details);
+    ck_assert_str_eq(a->fallback, "");
+    ck_assert_uint_eq(a->usage.received_tokens, FIRST);
+    ck_assert_uint_eq(a->n_ids, ANSWER);
+    memcpy(all, ids, FIRST * sizeof(*all));
+    memcpy(all + FIRST, a->ids, ANSWER * sizeof(*all));
+    memcpy(all + FIRST + ANSWER, ids + 100, SECOND * sizeof(*all));
+
+    question_ids(&q, ids + 100, SECOND, N_TOKENS, AUTO);
+    q.q.session = session;
+    q.q.salt.data = (uint8_t *)&name_salt;
+    q.q.salt.len = sizeof(name_salt);
+    ask(&decode, &q.q, a);
+    ck_assert_msg(a->status == 0, "%s", a->details);
+    ck_assert_msg(strstr(a->fallback, "18 positions here are cheaper than ") != NULL, "\"%s\"",
+                  a->fallback);
+    ck_assert_ptr_nonnull(strstr(a->fallback, proxy.address));
+    ck_assert_uint_eq(a->usage.reused_tokens, FIRST + ANSWER - 1);
+    ck_assert_uint_eq(a->usage.local_tokens, SECOND + 1);
+    ck_assert_uint_eq(a->usage.received_tokens, 0);
+    ck_assert_uint_eq(a->usage.frames, 0);
+
+    question_ids(&q, all, FIRST + ANSWER + SECOND, N_TOKENS, PREFILL);
+    q.q.salt.data = (uint8_t *)&other_salt;
+    q.q.salt.len = sizeof(other_salt);
+    ask(&decode, &q.q, b);
+    ck_assert_msg(b->status == 0, "%s", b->details);
+    ck_assert_uint_eq(b->usage.received_tokens, FIRST + ANSWER + SECOND);
+    ck_assert_uint_eq(a->n_digests, N_TOKENS);
+    ck_assert_mem_eq(a->ids, b->ids, N_TOKENS * sizeof(uint32_t));
+    ck_assert_mem_eq(a->digests, b->digests, N_TOKENS * sizeof(uint64_t));
+    free(b);
+    free(a);
+    pages_are_back("second turn");
+}
+END_TEST
+
 /* With one slow node in the middle of a prompt. */
 START_TEST(a_killed_prefill_node_is_noticed_at_once)
 {
@@ -433,6 +486,7 @@ int main(void)
     tcase_add_test(c, a_wrong_model_or_precision_is_named_with_both_values);
     tcase_add_test(c, where_the_first_node_refuses_the_next_one_is_asked);
     tcase_add_test(c, a_short_rest_stays_here_and_says_so);
+    tcase_add_test(c, a_second_turn_behind_a_long_answer_is_computed_here);
     tcase_add_test(c, a_killed_prefill_node_is_noticed_at_once);
     tcase_add_test(c, a_drained_prefill_node_finishes_its_calls);
     suite_add_tcase(s, c);
