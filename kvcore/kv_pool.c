@@ -23,22 +23,50 @@ static int check_arena(size_t bytes, struct kv_why *why)
     return 0;
 }
 
+/* Address space of so many bytes that begins at a huge page; NULL: it cannot be had. */
+static unsigned char *map_arena(size_t bytes)
+{
+    const size_t huge = (size_t)2 << 20;
+    unsigned char *base;
+    size_t before;
+
+    if (bytes > SIZE_MAX - huge)
+        return NULL;
+    base = mmap(NULL, bytes + huge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (base == MAP_FAILED)
+        return NULL;
+    before = (huge - (uintptr_t)base % huge) % huge;
+    if (before > 0)
+        munmap(base, before);
+    munmap(base + before + bytes, huge - before);
+    return base + before;
+}
+
+/* Give each page its memory: in one call where the kernel knows it, else by touching. */
+static void populate(unsigned char *base, size_t bytes)
+{
+#ifdef MADV_POPULATE_WRITE
+    if (madvise(base, bytes, MADV_POPULATE_WRITE) == 0)
+        return;
+#endif
+    for (size_t at = 0; at < bytes; at += system_page())
+        *(volatile unsigned char *)(base + at) = 0;
+}
+
 /* Mapped with huge pages where the kernel allows them, and touched here: first touch runs at a
  * fraction of memory speed, and it must not be the first request that pays. */
 static int open_arena(struct kv_pool *pool, struct kv_why *why)
 {
     const size_t step = system_page();
     const size_t bytes = (pool->n_pages * pool->page_bytes + step - 1) / step * step;
-    void *base;
+    unsigned char *base = map_arena(bytes);
 
-    base = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (base == MAP_FAILED)
+    if (base == NULL)
         return kv_fail(why, KV_ERR_NOMEM, "the arena of %zu bytes cannot be allocated", bytes);
     (void)madvise(base, bytes, MADV_HUGEPAGE); /* an optimisation; a kernel without it says so */
     pool->arena = base;
     pool->arena_bytes = bytes;
-    for (size_t at = 0; at < bytes; at += step)
-        *(volatile unsigned char *)(pool->arena + at) = 0;
+    populate(base, bytes);
     for (uint32_t i = 0; i < pool->n_pages; i++)
         pool->pages[i].bytes = pool->arena + i * pool->page_bytes;
     return 0;
