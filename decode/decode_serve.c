@@ -87,12 +87,14 @@ static void close_model(struct decode_node *node)
 static int open_server(struct decode_node *node)
 {
     static const char *const services[] = {"baton.v1.Decode", NULL};
+    static const char *const while_draining[] = {"/baton.v1.Decode/Describe", NULL};
     struct transport_method methods[DECODE_METHODS];
     const struct transport_server_config config = {
         .listen = node->options->serve.listen,
         .methods = methods,
         .n_methods = DECODE_METHODS,
         .services = services,
+        .while_draining = while_draining,
         .max_calls = node->max_requests,
         .call_queue_bytes = DECODE_CALL_QUEUE_BYTES,
     };
@@ -144,7 +146,6 @@ static int serve(struct decode_node *node)
     signal = node_signals_wait();
     node_log(NODE_INFO, "drain", "signal=%d calls=%" PRIu32, signal,
              transport_server_n_calls(node->server));
-    transport_server_set_serving(node->server, false);
     transport_server_close(node->server, o->grace_ms);
     node_log(NODE_INFO, "stopped", "signal=%d", signal);
     return NODE_EXIT_OK;
@@ -228,11 +229,25 @@ no_front:
     return rc;
 }
 
+/* Before the model is read, which takes seconds. */
+static int check_port(const char *listen)
+{
+    char error[TRANSPORT_DETAIL_BYTES] = "";
+
+    if (transport_listen_check(listen, error) == 0)
+        return NODE_EXIT_OK;
+    fail(error, "");
+    return NODE_EXIT_UNAVAILABLE;
+}
+
 int decode_serve(const struct decode_options *options)
 {
     struct decode_node node = {.options = options};
-    int rc;
+    int rc = check_port(options->serve.listen);
 
+    if (rc != NODE_EXIT_OK)
+        return rc;
+    node_serve_loading(&options->serve);
     node.max_requests = options->serve.queue + options->max_batch + DECODE_EXTRA_CALLS;
     rc = open_model(&node);
     if (rc == NODE_EXIT_OK)

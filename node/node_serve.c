@@ -84,6 +84,13 @@ uint64_t node_default_kv_bytes(void)
     return n < KV_BYTES_FLOOR ? KV_BYTES_FLOOR : n;
 }
 
+void node_serve_loading(const struct node_serve *s)
+{
+    char model[4096];
+
+    node_log(NODE_INFO, "loading", "model=%s", node_quote(model, sizeof(model), s->model));
+}
+
 /* Beside the name and then renamed, so that who waits for the file never reads half a number. */
 static int write_port_file(const char *path, int port)
 {

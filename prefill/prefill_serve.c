@@ -106,7 +106,6 @@ static int serve(struct prefill_node *node)
     signal = node_signals_wait();
     node_log(NODE_INFO, "drain", "signal=%d calls=%" PRIu32, signal,
              transport_server_n_calls(node->server));
-    transport_server_set_serving(node->server, false);
     transport_server_close(node->server, node->options->grace_ms);
     node_log(NODE_INFO, "stopped", "signal=%d", signal);
     return NODE_EXIT_OK;
@@ -134,11 +133,26 @@ static int run_threads(struct prefill_node *node)
     return rc;
 }
 
+/* Before the model is read, which takes seconds. */
+static int check_port(const char *listen)
+{
+    char error[TRANSPORT_DETAIL_BYTES] = "";
+
+    if (transport_listen_check(listen, error) == 0)
+        return NODE_EXIT_OK;
+    fprintf(stderr, "baton-prefill: %s\n", error);
+    return NODE_EXIT_UNAVAILABLE;
+}
+
 int prefill_serve(const struct node_serve *options)
 {
     struct prefill_node node = {.options = options};
-    int rc = open_runtime(&node);
+    int rc = check_port(options->listen);
 
+    if (rc != NODE_EXIT_OK)
+        return rc;
+    node_serve_loading(options);
+    rc = open_runtime(&node);
     if (rc != NODE_EXIT_OK)
         return rc;
     size_buffers(&node);

@@ -800,7 +800,68 @@ START_TEST(wrong_options_and_a_port_in_use_are_named)
 }
 END_TEST
 
-/* Last: the node ends.  What runs is finished, nothing new is taken. */
+struct stopper {
+    struct fixture_node *node;
+    pthread_t thread;
+    int rc;
+};
+
+static void *stop_node(void *arg)
+{
+    struct stopper *s = arg;
+
+    s->rc = fixture_stop(s->node);
+    return NULL;
+}
+
+/* On the plain kernels, where the answer takes seconds. */
+START_TEST(a_draining_node_tells_who_asks_and_finishes_what_runs)
+{
+    const char *args[] = {"--model",     fixture_tiny("tiny-wide"),
+                          "--kv-bytes",  "16M",
+                          "--threads",   "1",
+                          "--kernels",   "plain",
+                          "--log-level", "error",
+                          NULL};
+    struct asking *a = calloc(1, sizeof(*a));
+    struct answer *late = calloc(1, sizeof(*late));
+    struct fixture_node slow, other;
+    struct transport_channel_config config = {.max_message_bytes = 0};
+    struct stopper stopper = {.node = &slow, .rc = -1};
+    struct question q;
+    struct description d;
+
+    fixture_start(&slow, "decode", args);
+    other = slow;
+    config.target = other.address;
+    ck_assert_int_eq(transport_channel_open(&config, &other.channel, NULL), 0);
+    question_ids(&q, prompt_ids, 4, 400, LOCAL);
+    asking_start(a, &slow, &q.q, 60000);
+    asking_wait_ids(a, 2);
+    ck_assert_int_eq(pthread_create(&stopper.thread, NULL, stop_node, &stopper), 0);
+    for (int i = 0; i < 200 && transport_health(other.channel, "", 5000) == 1; i++)
+        usleep(5000);
+    ck_assert_int_eq(transport_health(other.channel, "baton.v1.Decode", 5000), 0);
+    for (int i = 0; i < 2; i++) {
+        question_text(&q, "the", 4, LOCAL);
+        ask(&other, &q.q, late);
+        ck_assert_int_eq(late->status, TRANSPORT_UNAVAILABLE);
+        ck_assert_str_eq(late->details, "draining");
+    }
+    describe(&other, &d);
+    ck_assert_uint_eq(d.running, 1);
+    pthread_join(stopper.thread, NULL);
+    ck_assert_int_eq(stopper.rc, 0);
+    asking_wait(a);
+    ck_assert_msg(a->answer.status == 0, "%s", a->answer.details);
+    ck_assert_uint_eq(a->answer.n_ids, 400);
+    transport_channel_close(other.channel);
+    free(late);
+    free(a);
+}
+END_TEST
+
+/* Last: the node ends. */
 START_TEST(a_drained_node_finishes_what_runs)
 {
     struct asking *a = calloc(1, sizeof(*a));
@@ -855,6 +916,7 @@ int main(void)
     tcase_add_test(c, a_reader_that_stops_stalls_only_itself);
     tcase_add_test(c, a_prompt_computed_here_lets_running_streams_go_on);
     tcase_add_test(c, wrong_options_and_a_port_in_use_are_named);
+    tcase_add_test(c, a_draining_node_tells_who_asks_and_finishes_what_runs);
     tcase_add_test(c, a_drained_node_finishes_what_runs);
     suite_add_tcase(s, c);
     r = srunner_create(s);

@@ -75,6 +75,8 @@ START_TEST(a_port_in_use_is_named)
     snprintf(expected, sizeof(expected), "cannot listen on 127.0.0.1:%d: the port is in use", port);
     ck_assert_int_eq(open_at(listen_at, error), TRANSPORT_ERR_ADDRESS);
     ck_assert_str_eq(error, expected);
+    ck_assert_int_eq(transport_listen_check(listen_at, error), TRANSPORT_ERR_ADDRESS);
+    ck_assert_str_eq(error, expected);
     /* A name that also has an address which is free is no way around it. */
     snprintf(listen_at, sizeof(listen_at), "localhost:%d", port);
     ck_assert_int_eq(open_at(listen_at, error), TRANSPORT_ERR_ADDRESS);
@@ -83,6 +85,7 @@ START_TEST(a_port_in_use_is_named)
     if (fd >= 0)
         close(fd);
     snprintf(listen_at, sizeof(listen_at), "127.0.0.1:%d", port);
+    ck_assert_int_eq(transport_listen_check(listen_at, error), 0);
     ck_assert_int_eq(open_at(listen_at, error), 0);
 }
 END_TEST
@@ -259,6 +262,7 @@ START_TEST(a_call_that_ends_within_the_grace_ends_well)
     struct closer closer = {.server = fixture_server("127.0.0.1:0", 0, 0, 0, 0), .grace_ms = 20000};
     struct transport_channel *ch = fixture_channel(closer.server);
     struct transport_channel *late = fixture_channel(closer.server);
+    char details[TRANSPORT_DETAIL_BYTES];
     struct transport_call *call;
     struct listener l;
 
@@ -266,12 +270,16 @@ START_TEST(a_call_that_ends_within_the_grace_ends_well)
     ck_assert_int_eq(listener_start(&l, ch, "/t.T/Hold", fixture_text(""), 20000), 0);
     call = tally_take();
     ck_assert_int_eq(pthread_create(&closer.thread, NULL, close_server, &closer), 0);
-    /* No new ones, on a new connection or on the old one. */
+    /* No new ones, on a new connection or on the old one; both are told why. */
     sleep_ms(100);
-    ck_assert_int_eq(transport_unary(late, "/t.T/Echo", fixture_text(""), 5000, false, NULL, NULL),
+    ck_assert_int_eq(
+        transport_unary(late, "/t.T/Echo", fixture_text(""), 5000, false, NULL, details),
+        TRANSPORT_UNAVAILABLE);
+    ck_assert_str_eq(details, "draining");
+    ck_assert_int_eq(transport_unary(ch, "/t.T/Echo", fixture_text(""), 5000, false, NULL, details),
                      TRANSPORT_UNAVAILABLE);
-    ck_assert_int_eq(transport_unary(ch, "/t.T/Echo", fixture_text(""), 5000, false, NULL, NULL),
-                     TRANSPORT_UNAVAILABLE);
+    ck_assert_str_eq(details, "draining");
+    ck_assert_int_eq(transport_health(late, "t.T", 5000), 0);
     ck_assert_int_eq(listener_get(&l, &l.n_ends), 0);
     ck_assert_int_eq(transport_call_send(call, fixture_text("last words")), 0);
     transport_call_finish(call, TRANSPORT_OK, NULL);

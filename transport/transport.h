@@ -127,12 +127,18 @@ struct transport_server_config {
     const struct transport_method *methods;
     size_t n_methods;
     const char *const *services; /* names that grpc.health.v1 knows, beside ""; NULL-terminated */
-    uint32_t max_message_bytes;  /* received; 0: TRANSPORT_MIN_MESSAGE_BYTES */
-    uint32_t max_calls;          /* open at once; past it RESOURCE_EXHAUSTED; 0: 256 */
-    uint32_t call_queue_bytes;   /* each call's send queue; 0: 8 MiB */
-    uint32_t n_threads;          /* completion-queue threads; 0: 1 */
+    /* Paths of methods that answer while a close waits for open calls, too; NULL-terminated, or
+     * NULL. */
+    const char *const *while_draining;
+    uint32_t max_message_bytes; /* received; 0: TRANSPORT_MIN_MESSAGE_BYTES */
+    uint32_t max_calls;         /* open at once; past it RESOURCE_EXHAUSTED; 0: 256 */
+    uint32_t call_queue_bytes;  /* each call's send queue; 0: 8 MiB */
+    uint32_t n_threads;         /* completion-queue threads; 0: 1 */
 };
 
+/* Whether a server could listen there now, without one: for what takes long before it is opened.
+ * 0, or TRANSPORT_ERR_ADDRESS with a message, as transport_server_open(). */
+int transport_listen_check(const char *listen, char *error);
 /* Starts NOT_SERVING.  A port in use is TRANSPORT_ERR_ADDRESS with a message that names it.
  * error: at least TRANSPORT_DETAIL_BYTES, or NULL; set whenever an error is returned.  Methods and
  * services are copied. */
@@ -144,8 +150,10 @@ int transport_server_port(const struct transport_server *s);
 void transport_server_set_serving(struct transport_server *s, bool serving);
 /* Calls now open, health watches not counted. */
 uint32_t transport_server_n_calls(const struct transport_server *s);
-/* Take no new calls, wait up to grace_ms for the open ones, cancel the rest, and free everything.
- * Calls' owners must still finish and unref theirs; close waits for that.  Not from a handler. */
+/* NOT_SERVING from now on; wait up to grace_ms for the open calls, while new ones are told
+ * UNAVAILABLE "draining" and health and the methods that are for it answer; then stop listening,
+ * cancel the rest, and free everything. Calls' owners must still finish and unref theirs; close
+ * waits for that.  Not from a handler. */
 void transport_server_close(struct transport_server *s, uint32_t grace_ms);
 
 /* Set who is told; only inside the handler. */

@@ -245,18 +245,21 @@ static bool ask_for_close(struct transport_call *c)
 }
 
 /* Hand the call to its handler, or say why not. */
-static void serve(struct transport_call *c, bool admitted)
+static void serve(struct transport_call *c, enum server_admission admission)
 {
     const struct transport_method *method = &c->slot->method;
     struct transport_message *request;
     grpc_byte_buffer *buffer = c->request;
 
     c->request = NULL;
-    if (!admitted) {
+    if (admission != SERVER_ADMITTED) {
         if (buffer)
             grpc_byte_buffer_destroy(buffer);
-        transport_call_finish(c, TRANSPORT_RESOURCE_EXHAUSTED,
-                              "the server has as many calls as it takes");
+        if (admission == SERVER_DRAINING)
+            transport_call_finish(c, TRANSPORT_UNAVAILABLE, "draining");
+        else
+            transport_call_finish(c, TRANSPORT_RESOURCE_EXHAUSTED,
+                                  "the server has as many calls as it takes");
     } else if (!buffer) {
         transport_call_finish(c, TRANSPORT_INVALID_ARGUMENT, "the request has no message");
     } else {
@@ -275,7 +278,7 @@ static void serve(struct transport_call *c, bool admitted)
 static void on_accepted(struct transport_tag *tag, bool ok)
 {
     struct transport_call *c = TRANSPORT_CONTAINER(tag, struct transport_call, accepted);
-    bool admitted;
+    enum server_admission admission;
 
     if (!ok) { /* the server shuts down */
         call_release(c);
@@ -284,8 +287,8 @@ static void on_accepted(struct transport_tag *tag, bool ok)
     }
     /* Without memory for a next one, this one's is used again. */
     c->repost = server_call_post(c->slot) == TRANSPORT_ERR_NOMEM;
-    admitted = server_call_begins(c->slot->server, c->slot->counted);
-    c->counted = admitted && c->slot->counted;
+    admission = server_call_begins(c->slot->server, c->slot);
+    c->counted = admission == SERVER_ADMITTED && c->slot->counted;
     c->deadline_ns = monotonic_ns(c->deadline);
     c->peer = grpc_call_get_peer(c->grpc);
     c->metadata = copy_metadata(&c->request_metadata);
@@ -293,7 +296,7 @@ static void on_accepted(struct transport_tag *tag, bool ok)
         c->over = c->cancelled = true;
         grpc_call_cancel(c->grpc, NULL);
     }
-    serve(c, admitted);
+    serve(c, admission);
 }
 
 /* ---- Sending ---- */

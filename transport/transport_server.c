@@ -35,18 +35,22 @@ static void say(char *error, const char *format, ...)
 
 /* ---- Counting calls ---- */
 
-bool server_call_begins(struct transport_server *s, bool counted)
+enum server_admission server_call_begins(struct transport_server *s, const struct server_slot *slot)
 {
-    bool admitted;
+    bool counted = slot && slot->counted;
+    enum server_admission admission = SERVER_ADMITTED;
 
     pthread_mutex_lock(&s->lock);
     s->n_live++;
     s->n_busy++;
-    admitted = !counted || s->n_open < s->max_calls;
-    if (counted && admitted)
+    if (counted && s->is_draining && !slot->while_draining)
+        admission = SERVER_DRAINING;
+    else if (counted && s->n_open >= s->max_calls)
+        admission = SERVER_FULL;
+    else if (counted)
         s->n_open++;
     pthread_mutex_unlock(&s->lock);
-    return admitted;
+    return admission;
 }
 
 void server_call_ended(struct transport_server *s, bool counted)
@@ -101,22 +105,40 @@ static void on_shut_down(struct transport_tag *tag, bool ok)
     pthread_mutex_unlock(&s->lock);
 }
 
-static void wait_calls(struct transport_server *s, uint32_t grace_ms)
+static struct timespec moment_in(uint32_t ms)
 {
-    struct timespec until;
+    struct timespec t;
 
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += grace_ms / 1000;
-    until.tv_nsec += (long)(grace_ms % 1000) * 1000000;
-    if (until.tv_nsec >= 1000000000) {
-        until.tv_sec++;
-        until.tv_nsec -= 1000000000;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    t.tv_sec += ms / 1000;
+    t.tv_nsec += (long)(ms % 1000) * 1000000;
+    if (t.tv_nsec >= 1000000000) {
+        t.tv_sec++;
+        t.tv_nsec -= 1000000000;
     }
+    return t;
+}
+
+/* Wait until a count that the lock guards is 0. */
+static void wait_none(struct transport_server *s, const uint32_t *count,
+                      const struct timespec *until)
+{
     pthread_mutex_lock(&s->lock);
-    while (s->n_busy > 0)
-        if (pthread_cond_timedwait(&s->changed, &s->lock, &until) == ETIMEDOUT)
+    while (*count > 0)
+        if (pthread_cond_timedwait(&s->changed, &s->lock, until) == ETIMEDOUT)
             break;
     pthread_mutex_unlock(&s->lock);
+}
+
+/* gRPC stops to listen with the shutdown, and a client would see a refused connection: so the open
+ * calls are waited for before it, and new ones told. */
+static void drain(struct transport_server *s, const struct timespec *until)
+{
+    health_set(s->health, false);
+    pthread_mutex_lock(&s->lock);
+    s->is_draining = true;
+    pthread_mutex_unlock(&s->lock);
+    wait_none(s, &s->n_open, until);
 }
 
 static void wait_all_gone(struct transport_server *s)
@@ -144,16 +166,19 @@ static void free_server(struct transport_server *s)
 
 void transport_server_close(struct transport_server *s, uint32_t grace_ms)
 {
+    struct timespec until = moment_in(grace_ms);
     size_t i;
 
     if (!s)
         return;
     if (s->health)
+        drain(s, &until);
+    if (s->health)
         health_stop(s->health);
     if (s->grpc && s->n_cqs > 0) {
         transport_cq_give(&s->shut_down);
         grpc_server_shutdown_and_notify(s->grpc, s->cqs[0].cq, &s->shut_down);
-        wait_calls(s, grace_ms);
+        wait_none(s, &s->n_busy, &until);
         grpc_server_cancel_all_calls(s->grpc);
         wait_all_gone(s);
     }
@@ -189,25 +214,9 @@ static void set_port(struct addrinfo *ai, uint16_t port)
         ((struct sockaddr_in6 *)(void *)ai->ai_addr)->sin6_port = htons(port);
 }
 
-/* One address of those that the name has.  1: this machine has no such address or family. */
-static int listen_one(struct transport_server *s, struct addrinfo *ai, uint16_t port, char *error)
+/* Say why an address could not be had.  1: this machine has no such address or family. */
+static int say_bind_error(int why, const char *text, char *error)
 {
-    char host[128], text[TRANSPORT_ADDRESS_TEXT];
-    grpc_server_credentials *insecure;
-    int bound, why;
-
-    set_port(ai, port);
-    if (getnameinfo(ai->ai_addr, ai->ai_addrlen, host, sizeof(host), NULL, 0, NI_NUMERICHOST) != 0)
-        return 1;
-    transport_address_print(text, host, port);
-    insecure = grpc_insecure_server_credentials_create();
-    bound = grpc_server_add_http2_port(s->grpc, text, insecure);
-    grpc_server_credentials_release(insecure);
-    if (bound > 0) {
-        s->port = bound;
-        return 0;
-    }
-    why = bind_error(ai);
     if (why == EADDRNOTAVAIL || why == EAFNOSUPPORT) {
         say(error, "cannot listen on %s: the address is not one of this machine's", text);
         return 1;
@@ -219,13 +228,40 @@ static int listen_one(struct transport_server *s, struct addrinfo *ai, uint16_t 
     return TRANSPORT_ERR_ADDRESS;
 }
 
+/* One address of those that the name has; s NULL: only try.  0; 1: this machine has no such address
+ * or family; or TRANSPORT_ERR_ADDRESS. */
+static int listen_one(struct transport_server *s, struct addrinfo *ai, uint16_t port, char *error)
+{
+    char host[128], text[TRANSPORT_ADDRESS_TEXT];
+    grpc_server_credentials *insecure;
+    int bound, why;
+
+    set_port(ai, port);
+    if (getnameinfo(ai->ai_addr, ai->ai_addrlen, host, sizeof(host), NULL, 0, NI_NUMERICHOST) != 0)
+        return 1;
+    transport_address_print(text, host, port);
+    if (s) {
+        insecure = grpc_insecure_server_credentials_create();
+        bound = grpc_server_add_http2_port(s->grpc, text, insecure);
+        grpc_server_credentials_release(insecure);
+        if (bound > 0) {
+            s->port = bound;
+            return 0;
+        }
+    }
+    why = bind_error(ai);
+    return !s && why == 0 ? 0 : say_bind_error(why, text, error);
+}
+
 /* Every address that the name has must be had, but for those that this machine has not: gRPC by
- * itself is content with any one of them, and localhost would then quietly be ::1 alone. */
+ * itself is content with any one of them, and localhost would then quietly be ::1 alone.  s NULL:
+ * only try. */
 static int listen_all(struct transport_server *s, const char *listen, char *error)
 {
     struct addrinfo hints = {.ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE | AI_NUMERICSERV};
     struct addrinfo *list = NULL, *ai;
     struct transport_address address;
+    bool any = false;
     int rc;
 
     if (transport_address_parse(&address, listen) < 0) {
@@ -238,12 +274,19 @@ static int listen_all(struct transport_server *s, const char *listen, char *erro
             gai_strerror(rc));
         return TRANSPORT_ERR_ADDRESS;
     }
-    rc = 1;
-    for (ai = list; ai && rc >= 0; ai = ai->ai_next)
-        if (ai->ai_family == AF_INET || ai->ai_family == AF_INET6)
-            rc = listen_one(s, ai, s->port ? (uint16_t)s->port : address.port, error);
+    for (ai = list; ai && rc >= 0; ai = ai->ai_next) {
+        if (ai->ai_family == AF_INET || ai->ai_family == AF_INET6) {
+            rc = listen_one(s, ai, s && s->port ? (uint16_t)s->port : address.port, error);
+            any = any || rc == 0;
+        }
+    }
     freeaddrinfo(list);
-    return rc < 0 || s->port == 0 ? TRANSPORT_ERR_ADDRESS : 0;
+    return rc < 0 || !any ? TRANSPORT_ERR_ADDRESS : 0;
+}
+
+int transport_listen_check(const char *listen, char *error)
+{
+    return listen_all(NULL, listen, error);
 }
 
 /* ---- Opening ---- */
@@ -302,9 +345,17 @@ static int open_cqs(struct transport_server *s, uint32_t n)
     return 0;
 }
 
+static bool is_listed(const char *const *paths, const char *path)
+{
+    for (; paths && *paths; paths++)
+        if (strcmp(*paths, path) == 0)
+            return true;
+    return false;
+}
+
 /* Register a method and make its slot on each queue. */
 static int add_method(struct transport_server *s, const struct transport_method *method,
-                      bool counted)
+                      bool counted, const char *const *while_draining)
 {
     void *registered;
     char *path;
@@ -328,6 +379,7 @@ static int add_method(struct transport_server *s, const struct transport_method 
         slot->registered = registered;
         slot->cq = s->cqs[i].cq;
         slot->counted = counted;
+        slot->while_draining = is_listed(while_draining, path);
     }
     return 0;
 }
@@ -344,9 +396,9 @@ static int add_methods(struct transport_server *s, const struct transport_server
         return TRANSPORT_ERR_NOMEM;
     health_methods(s->health, health);
     for (i = 0; i < HEALTH_METHODS && rc == 0; i++)
-        rc = add_method(s, &health[i], false);
+        rc = add_method(s, &health[i], false, NULL);
     for (i = 0; i < config->n_methods && rc == 0; i++)
-        rc = add_method(s, &config->methods[i], true);
+        rc = add_method(s, &config->methods[i], true, config->while_draining);
     return rc;
 }
 

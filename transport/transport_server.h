@@ -27,6 +27,7 @@ struct server_slot {
     void *registered;
     grpc_completion_queue *cq;
     bool counted; /* among the open calls, and limited: all but health */
+    bool while_draining;
 };
 
 struct transport_server {
@@ -48,15 +49,18 @@ struct transport_server {
     pthread_mutex_t lock;
     pthread_cond_t changed;
     /* Guarded by lock. */
-    uint32_t n_open; /* counted calls, from their handler to their on_done */
-    uint32_t n_busy; /* the same of all calls: health, refused and unknown ones, too */
-    uint32_t n_live; /* calls whose memory, or gRPC call, is there yet */
+    uint32_t n_open;  /* counted calls, from their handler to their on_done */
+    uint32_t n_busy;  /* the same of all calls: health, refused and unknown ones, too */
+    uint32_t n_live;  /* calls whose memory, or gRPC call, is there yet */
+    bool is_draining; /* close has begun */
     bool is_shut_down;
 };
 
-/* One more call.  Whether it may be served: false when it would be counted and the server is
- * full. */
-bool server_call_begins(struct transport_server *s, bool counted);
+enum server_admission { SERVER_ADMITTED, SERVER_FULL, SERVER_DRAINING };
+
+/* One more call, and whether it may be served; one of no slot may. */
+enum server_admission server_call_begins(struct transport_server *s,
+                                         const struct server_slot *slot);
 /* Its tags are back; then, its memory is free. */
 void server_call_ended(struct transport_server *s, bool counted);
 void server_call_freed(struct transport_server *s);

@@ -104,7 +104,7 @@ static void unknown_accepted(struct transport_tag *tag, bool ok)
         return;
     }
     u->repost = server_unknown_post(u->server, u->cq) == TRANSPORT_ERR_NOMEM;
-    server_call_begins(u->server, false);
+    server_call_begins(u->server, NULL);
     unknown_answer(u);
 }
 
