@@ -321,6 +321,13 @@ static void grow_to_equal(struct scene *s)
     freeze(s);
 }
 
+/* A key that goes on where an entry ends, which is extended then. */
+static void grow_beyond(struct scene *s)
+{
+    ck_assert_int_eq(grow(s->ctx, "a20b20c40"), 0);
+    freeze(s);
+}
+
 /* The first of its namespace. */
 static void move_to_another_tenant(struct scene *s)
 {
@@ -494,6 +501,12 @@ static const struct trial trials[] = {
     {.name = "reserve that evicts", .call = do_reserve, .prepare = branch, .n_pages = 15},
     {.name = "publish, an extension", .call = do_publish_logits, .prepare = freeze, .at_least = 5},
     {.name = "publish, a split", .call = do_publish, .prepare = diverge, .at_least = 6},
+    {.name = "publish, in place", .call = do_publish_logits, .prepare = grow_beyond, .at_least = 3},
+    {.name = "give up, in place",
+     .call = do_give_up,
+     .prepare = grow_beyond,
+     .at_least = 2,
+     .closes = true},
     {.name = "publish, logits", .call = do_publish_logits, .prepare = grow_to_equal, .at_least = 1},
     {.name = "publish, a new namespace",
      .call = do_publish,
