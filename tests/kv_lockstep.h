@@ -165,8 +165,13 @@ static void note_holders(struct world *w)
     }
     TAILQ_FOREACH(e, &w->cache->tree.by_use, by_use)
     {
-        struct model_entry *m = &w->entries[n++];
+        struct model_entry *m = &w->entries[n];
 
+        EXPECT(w, n++ < w->n_entries, "%u entries expected, there are more", w->n_entries);
+        EXPECT(w, m->n_pages == 0 || m->n_pages == e->n_pages, "an entry has %u pages, expected %u",
+               e->n_pages, m->n_pages);
+        for (uint32_t i = 0; i < m->n_pages; i++)
+            EXPECT(w, m->pages[i] == page_id(w, e->pages[i]), "an entry has another page %u", i);
         m->n_pages = e->n_pages;
         for (uint32_t i = 0; i < e->n_pages; i++)
             m->pages[i] = page_id(w, e->pages[i]);
@@ -229,16 +234,21 @@ static bool tail_shared(const struct world *w, const struct model_context *c, bo
     return c->ids.n % w->set->page_tokens != 0 && count_holders(w, c->pages[tail]) + forked > 1;
 }
 
+/* Slots that growing to `to` positions takes. */
+static uint32_t needed(const struct world *w, const struct model_context *c, uint32_t to,
+                       bool forked)
+{
+    if (to <= c->ids.n)
+        return 0;
+    return pages_for(w, to) - pages_for(w, c->ids.n) + tail_shared(w, c, forked);
+}
+
 /* Slots that a grant up to `to` takes beyond those held. */
 static uint32_t missing(const struct world *w, const struct model_context *c, uint32_t to,
                         bool forked)
 {
-    uint32_t need;
+    const uint32_t need = needed(w, c, to > c->bound ? to : c->bound, forked);
 
-    to = to > c->bound ? to : c->bound;
-    if (to <= c->ids.n)
-        return 0;
-    need = pages_for(w, to) - pages_for(w, c->ids.n) + tail_shared(w, c, forked);
     return need > c->held ? need - c->held : 0;
 }
 
@@ -340,8 +350,8 @@ static size_t alone(const struct world *w, uint32_t n, uint32_t n_logits)
 }
 
 /* nomem: an allocation failed on the way.  For a new key room was made before it, and stays made.
- */
-static void admit(struct world *w, int ns, const struct ids *key, bool logits, bool nomem)
+ * True: there is a new entry, the youngest. */
+static bool admit(struct world *w, int ns, const struct ids *key, bool logits, bool nomem)
 {
     int at = -1, none = -1;
     uint32_t n;
@@ -351,7 +361,7 @@ static void admit(struct world *w, int ns, const struct ids *key, bool logits, b
             at = (int)i;
     if (at >= 0 && nomem) {
         EXPECT(w, logits && !w->entries[at].logits, "nothing to allocate for an equal key");
-        return;
+        return false;
     }
     if (at >= 0) {
         entry_refresh(w, (uint32_t)at);
@@ -360,17 +370,17 @@ static void admit(struct world *w, int ns, const struct ids *key, bool logits, b
             make_room(w, kv_tree_entry_bytes(0, N_LOGITS) - kv_tree_entry_bytes(0, 0),
                       alone(w, key->n, 0), &at))
             w->entries[at].logits = true;
-        return;
+        return false;
     }
     n = look_up(w, ns, key, &at);
     if (!logits && n == key->n) {
         EXPECT(w, !nomem, "nothing to allocate for a key that is covered");
         entry_refresh(w, (uint32_t)at);
-        return;
+        return false;
     }
     if (!make_room(w, alone(w, key->n, logits ? N_LOGITS : 0) + kv_tree_node_bytes(0), 0, &none) ||
         nomem)
-        return;
+        return false;
     for (uint32_t i = w->n_entries; i-- > 0;) {
         const struct model_entry *e = &w->entries[i];
 
@@ -379,6 +389,7 @@ static void admit(struct world *w, int ns, const struct ids *key, bool logits, b
     }
     EXPECT(w, w->n_entries < MAX_ENTRIES, "the test has no room for more entries");
     w->entries[w->n_entries++] = (struct model_entry){.ns = ns, .ids = *key, .logits = logits};
+    return true;
 }
 
 /* ---- Eviction, by sets of holders ---- */
