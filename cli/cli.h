@@ -13,13 +13,25 @@ int cli_generate(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_model(int argc, char **argv);
 int cli_status(int argc, char **argv);
+int cli_close(int argc, char **argv);
 
+/* node_options_parse(), after a look for text that begins with "-" where an option may stand. */
+int cli_options_parse(int argc, char **argv, const struct node_option *options, size_t n_options,
+                      const char *usage, const char *text, int *first, bool *done);
 /* Say on stderr, in one line after "baton: ". */
 void cli_say(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* The same for a call that ended with this status; returns the exit code for it. */
 int cli_say_status(int code, const char *details);
-/* False, and says so: there must be exactly one argument, `what`. */
-bool cli_one_argument(int argc, int first, const char *command, const char *what);
+/* The same for a file; the path is said once, where why begins with it too. */
+int cli_say_file(const char *path, const struct kv_why *why);
+/* False, and says so: there must be exactly one argument.  `none` and `many` say what is wrong. */
+bool cli_one_argument(int argc, int first, const char *command, const char *none, const char *many);
+/* s as node_quote() escapes it, without the quotes; returns a place in buf. */
+const char *cli_plain(char *buf, size_t n, const char *s);
+
+enum {
+    CLI_EXIT_NO_READER = 141, /* stdout is a pipe that nobody reads any more: not worth a word */
+};
 
 /* ---- Input ---- */
 
@@ -28,10 +40,10 @@ enum {
     CLI_MAX_IDS = 16 * 1024 * 1024,
 };
 
-/* The argument, or all of stdin where it is "-".  The caller frees *text, which ends in a NUL that
- * *len does not count.  0, or an exit code, said. */
+/* The argument, or where it is "-" all of stdin, less one newline at its end.  The caller frees
+ * *text, which ends in a NUL that *len does not count.  0, or an exit code, said. */
 int cli_read_text(const char *arg, char **text, size_t *len);
-/* Token ids, with commas or white space between them.  The caller frees *ids.  0, or an exit code,
+/* Token ids, with a comma or white space between them.  The caller frees *ids.  0, or an exit code,
  * said. */
 int cli_parse_ids(const char *text, uint32_t **ids, size_t *n);
 
@@ -50,6 +62,22 @@ void cli_call_cancel(struct cli_call *c);
 int cli_call_status(const struct cli_call *c, const char **details);
 /* Cancels it where it is not over. */
 void cli_call_close(struct cli_call *c);
+
+/* ---- Unary calls of the decode service ---- */
+
+struct cli_query {
+    struct transport_channel *channel;
+    int64_t deadline_ms;
+};
+
+/* Starts the transport and connects.  0, or an exit code, said. */
+int cli_query_open(struct cli_query *q, const char *target, float timeout_s);
+/* 0, or an exit code, said. */
+int cli_query_ask(const struct cli_query *q, const char *path, const ProtobufCMessage *request,
+                  const ProtobufCMessageDescriptor *type, struct node_message *reply);
+void cli_query_close(struct cli_query *q);
+/* What --timeout allows, as a deadline; at least 1. */
+int64_t cli_deadline_ms(float timeout_s);
 
 /* ---- Reports ---- */
 

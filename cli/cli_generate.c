@@ -8,6 +8,8 @@
 
 static const char *const routes[] = {"auto", "local", "prefill", NULL}; /* by Baton__V1__Route */
 
+enum { MAX_STOPS = 16 }; /* of the protocol */
+
 struct settings {
     const char *to;
     bool chat, ids, special;
@@ -21,7 +23,7 @@ struct settings {
     bool ignore_end;
     const char *route;
     bool logits_digest, json, stats;
-    uint32_t timeout_s;
+    float timeout_s;
 };
 
 static int parse(int argc, char **argv, struct settings *s, int *first, bool *done)
@@ -33,11 +35,16 @@ static int parse(int argc, char **argv, struct settings *s, int *first, bool *do
         {"system", 0, NODE_OPT_STRING, &s->system, "TEXT",
          "the system message of the conversation; implies --chat", 0, 0, NULL},
         {"session", 's', NODE_OPT_STRING, &s->session, "NAME",
-         "continue the session of this name, or begin it", 0, 0, NULL},
+         "continue the session of this name, or begin it; with --chat or without, as it was begun. "
+         "It stays until baton close ends it or the node stops; a turn that does not finish leaves "
+         "it as it was",
+         0, 0, NULL},
         {"max-tokens", 'n', NODE_OPT_U32, &s->max_tokens, "N",
          "tokens to generate at most; without it, the node's own limit", 1, 0, NULL},
         {"temperature", 't', NODE_OPT_FLOAT, &s->temperature, "X",
-         "0: the most likely token always; up to 100", 0, 100, NULL},
+         "0: the most likely token always, and --top-k, --top-p, --min-p and --seed have no "
+         "effect; up to 100",
+         0, 100, NULL},
         {"top-k", 0, NODE_OPT_U32, &s->top_k, "K", "draw from the K most likely tokens; 0: all", 0,
          0, NULL},
         {"top-p", 0, NODE_OPT_FLOAT, &s->top_p, "P",
@@ -50,12 +57,12 @@ static int parse(int argc, char **argv, struct settings *s, int *first, bool *do
         {"ignore-end", 0, NODE_OPT_FLAG, &s->ignore_end, NULL, "go on after the model's end tokens",
          0, 0, NULL},
         {"route", 0, NODE_OPT_CHOICE, &s->route, "NAME", "who computes the prompt", 0, 0, routes},
-        {"ids", 0, NODE_OPT_FLAG, &s->ids, NULL, "TEXT is token ids with commas between", 0, 0,
-         NULL},
+        {"ids", 0, NODE_OPT_FLAG, &s->ids, NULL,
+         "TEXT is token ids with commas or white space between", 0, 0, NULL},
         {"special", 0, NODE_OPT_FLAG, &s->special, NULL,
          "marker strings in TEXT become control tokens", 0, 0, NULL},
-        {"timeout", 0, NODE_OPT_U32, &s->timeout_s, "SECONDS", "for the whole answer", 1, 86400,
-         NULL},
+        {"timeout", 0, NODE_OPT_FLOAT, &s->timeout_s, "SECONDS", "for the whole answer", 0.001,
+         86400, NULL},
         {"stats", 0, NODE_OPT_FLAG, &s->stats, NULL,
          "print what it took, on stderr, when the answer is complete", 0, 0, NULL},
         {"json", 0, NODE_OPT_FLAG, &s->json, NULL,
@@ -64,11 +71,11 @@ static int parse(int argc, char **argv, struct settings *s, int *first, bool *do
          "with --json: a hash of the logits that each token was drawn from", 0, 0, NULL},
     };
 
-    return node_options_parse(
+    return cli_options_parse(
         argc, argv, options, sizeof(options) / sizeof(options[0]),
         "baton generate --to HOST:PORT [option...] TEXT",
-        "Answers TEXT (\"-\": what stdin holds) on stdout as it is generated. "
-        "Ctrl-C ends the call.",
+        "Answers TEXT on stdout as it is generated. Ctrl-C ends the call. TEXT \"-\" is what stdin "
+        "holds, less one newline at its end; TEXT that begins with \"-\" stands behind \"--\".",
         first, done);
 }
 
@@ -81,7 +88,25 @@ static const char *contradiction(const struct settings *s)
         return "--ids and --chat (or --system) exclude each other";
     if (s->logits_digest && !s->json)
         return "--logits-digest needs --json, which prints them";
+    if (s->stop.n > MAX_STOPS)
+        return "--stop may be given 16 times";
+    for (size_t i = 0; i < s->stop.n; i++)
+        if (s->stop.items[i][0] == '\0')
+            return "--stop \"\": must not be empty";
     return NULL;
+}
+
+/* Not wrong, but perhaps not meant. */
+static void note_no_effect(const struct settings *s)
+{
+    const char *name = s->seed != 0    ? "--seed"
+                       : s->top_k != 0 ? "--top-k"
+                       : s->top_p < 1  ? "--top-p"
+                       : s->min_p > 0  ? "--min-p"
+                                       : NULL;
+
+    if (name != NULL && s->temperature <= 0)
+        cli_say("note: %s has no effect without --temperature", name);
 }
 
 /* ---- The request ---- */
@@ -191,7 +216,8 @@ struct answer {
     const struct settings *settings;
     struct cli_call *call;
     struct node_message started, finished; /* kept for --stats */
-    bool output_failed;                    /* stdout is gone */
+    bool output_failed;                    /* stdout is gone; main says so */
+    bool no_reader;                        /* because its reader has what it wanted */
     bool line_open;                        /* the last character was no newline */
     atomic_int interrupted;                /* by which signal; 0: none */
     atomic_bool over;                      /* the thread that waits for signals shall end */
@@ -215,6 +241,7 @@ static void take_reply(struct answer *a, struct node_message *m)
     else if (r->event_case == BATON__V1__GENERATE_REPLY__EVENT_DELTA)
         ok = write_text(a, r->delta->text, node_message_strlen(r->delta->text));
     if (!ok && !a->output_failed) {
+        a->no_reader = errno == EPIPE;
         a->output_failed = true;
         cli_call_cancel(a->call);
     }
@@ -255,10 +282,8 @@ static int say_end(struct answer *a)
     int code = cli_call_status(a->call, &details);
     cJSON *error;
 
-    if (a->output_failed) {
-        cli_say("stdout: cannot be written to");
-        return NODE_EXIT_FAILED;
-    }
+    if (a->output_failed)
+        return a->no_reader ? CLI_EXIT_NO_READER : NODE_EXIT_FAILED;
     if (code == TRANSPORT_OK && a->finished.message != NULL)
         return NODE_EXIT_OK;
     if (code == TRANSPORT_OK) {
@@ -303,7 +328,7 @@ static int read_answer(struct answer *a)
     atomic_store(&a->over, true);
     pthread_kill(signals, SIGTERM);
     pthread_join(signals, NULL);
-    if (a->line_open && !a->settings->json)
+    if (a->line_open && !a->settings->json && !a->output_failed)
         write_text(a, "\n", 1);
     if (rc == NODE_EXIT_OK)
         rc = say_end(a);
@@ -320,7 +345,7 @@ static int run(const struct settings *s, struct transport_out *request)
     int rc;
 
     rc = cli_call_open(&a.call, s->to, "/baton.v1.Decode/Generate", request,
-                       (int64_t)s->timeout_s * 1000);
+                       cli_deadline_ms(s->timeout_s));
     if (rc != NODE_EXIT_OK)
         return rc;
     rc = read_answer(&a);
@@ -349,7 +374,8 @@ int cli_generate(int argc, char **argv)
         cli_say("generate: %s", wrong);
         return NODE_EXIT_USAGE;
     }
-    if (!cli_one_argument(argc, first, "generate", "which text?"))
+    if (!cli_one_argument(argc, first, "generate", "which text?",
+                          "one TEXT at most: put it in quotes"))
         return NODE_EXIT_USAGE;
     /* Before signals are blocked: Ctrl-C must end a wait for stdin. */
     rc = cli_read_text(argv[first], &text, &len);
@@ -363,6 +389,12 @@ int cli_generate(int argc, char **argv)
         free(text);
         return NODE_EXIT_FAILED;
     }
+    if (s.chat && len == 0) {
+        cli_say("generate: TEXT is empty; a user's message must not be");
+        free(text);
+        return NODE_EXIT_USAGE;
+    }
+    note_no_effect(&s);
     node_signals_block();
     transport_start();
     rc = make_request(&s, text, &request);

@@ -29,10 +29,14 @@ static int read_stdin(char **text, size_t *len)
         return NODE_EXIT_FAILED;
     }
     if (ferror(stdin)) {
-        cli_say("stdin: %s", strerror(errno));
+        cli_say("stdin: %s",
+                errno == EBADF ? "cannot be read from: it is closed" : strerror(errno));
         free(buf);
         return NODE_EXIT_FAILED;
     }
+    /* What echo and editors add. */
+    if (n > 0 && buf[n - 1] == '\n')
+        n--;
     buf[n] = '\0';
     *text = buf;
     *len = n;
@@ -72,18 +76,34 @@ static int add_id(uint32_t **ids, size_t *n, size_t *cap, uint32_t id)
     return 0;
 }
 
+static const char space[] = " \t\r\n";
+
+/* Past what may stand between two ids: white space with at most one comma in it.  *more: there was
+ * one, so an id must follow. */
+static const char *skip_between(const char *s, bool *more)
+{
+    s += strspn(s, space);
+    *more = *s == ',';
+    if (!*more)
+        return s;
+    s++;
+    return s + strspn(s, space);
+}
+
 int cli_parse_ids(const char *text, uint32_t **out, size_t *n_out)
 {
-    static const char between[] = ", \t\r\n";
+    const char *s = text + strspn(text, space);
     uint32_t *ids = NULL, id;
     size_t n = 0, cap = 0, len;
     char word[16], quoted[64];
+    bool more = false;
 
-    for (text += strspn(text, between); *text != '\0'; text += strspn(text, between)) {
-        len = strcspn(text, between);
-        snprintf(word, sizeof(word), "%.*s", (int)(len < sizeof(word) ? len : sizeof(word)), text);
+    while (*s != '\0' || more) {
+        len = strcspn(s, ", \t\r\n");
+        snprintf(word, sizeof(word), "%.*s", (int)(len < sizeof(word) ? len : sizeof(word)), s);
         if (!node_parse_u32(word, 0, UINT32_MAX, &id)) {
-            cli_say("%s is not a token id", node_quote(quoted, sizeof(quoted), word));
+            cli_say("%s is not a token id, at offset %zu of the list",
+                    node_quote(quoted, sizeof(quoted), word), (size_t)(s - text));
             free(ids);
             return NODE_EXIT_USAGE;
         }
@@ -92,7 +112,7 @@ int cli_parse_ids(const char *text, uint32_t **out, size_t *n_out)
             free(ids);
             return NODE_EXIT_FAILED;
         }
-        text += len;
+        s = skip_between(s + len, &more);
     }
     *out = ids;
     *n_out = n;

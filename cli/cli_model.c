@@ -13,9 +13,7 @@ static const char *printable(char *buf, size_t n, struct gguf_string s)
     if (len > 0)
         memcpy(copy, s.data, len);
     copy[len] = '\0';
-    node_quote(buf, n, copy);
-    buf[strlen(buf) - 1] = '\0';
-    return buf + 1;
+    return cli_plain(buf, n, copy);
 }
 
 static void print_metadata(const struct gguf *g)
@@ -125,16 +123,14 @@ int cli_model(int argc, char **argv)
     struct kv_why why;
     int first, rc;
 
-    rc = node_options_parse(argc, argv, options, 1, "baton model [option...] FILE",
-                            "Prints what is in a GGUF file.", &first, &done);
+    rc = cli_options_parse(argc, argv, options, 1, "baton model [option...] FILE",
+                           "Prints what is in a GGUF file.", &first, &done);
     if (done)
         return rc;
-    if (!cli_one_argument(argc, first, "model", "which file?"))
+    if (!cli_one_argument(argc, first, "model", "which file?", "one FILE at most"))
         return NODE_EXIT_USAGE;
-    if (gguf_open(argv[first], &g, &why) < 0) {
-        cli_say("%s: %s", argv[first], why.text);
-        return NODE_EXIT_FAILED;
-    }
+    if (gguf_open(argv[first], &g, &why) < 0)
+        return cli_say_file(argv[first], &why);
     printf("%s: GGUF version %u, %.2f MB\n", argv[first], gguf_version(g),
            (double)gguf_file_bytes(g) / 1e6);
     print_metadata(g);
@@ -143,9 +139,5 @@ int cli_model(int argc, char **argv)
     if (tensors)
         print_tensors(g);
     gguf_close(g);
-    if (fflush(stdout) != 0) {
-        cli_say("stdout: cannot be written to");
-        return NODE_EXIT_FAILED;
-    }
     return NODE_EXIT_OK;
 }

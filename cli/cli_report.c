@@ -2,6 +2,7 @@
 
 #include <inttypes.h>
 #include <stdarg.h>
+#include <string.h>
 
 const char *cli_hex(char *buf, const uint8_t *bytes, size_t n)
 {
@@ -143,13 +144,14 @@ enum { LABEL_WIDTH = 18, NUMBER_WIDTH = 12 };
 static void __attribute__((format(printf, 3, 4)))
 row(const char *label, const char *number, const char *fmt, ...)
 {
+    char text[768];
     va_list ap;
 
-    fprintf(stderr, "  %-*s %*s ", LABEL_WIDTH, label, NUMBER_WIDTH, number);
     va_start(ap, fmt);
-    vfprintf(stderr, fmt, ap);
+    vsnprintf(text, sizeof(text), fmt, ap);
     va_end(ap);
-    fputc('\n', stderr);
+    fprintf(stderr, "  %-*s %*s%s%s\n", LABEL_WIDTH, label, NUMBER_WIDTH, number,
+            text[0] != '\0' ? " " : "", text);
 }
 
 static const char *count(char *buf, size_t n, uint64_t v)
@@ -169,38 +171,76 @@ static double per_second(uint64_t n, uint64_t ns)
     return ns == 0 ? 0 : (double)n * 1e9 / (double)ns;
 }
 
-static void print_prompt(const Baton__V1__Started *started, const Baton__V1__Usage *u)
+/* "" for one, else "s". */
+static const char *plural(uint64_t n)
 {
-    char b[32], where[300];
+    return n == 1 ? "" : "s";
+}
 
-    row("prompt tokens", count(b, sizeof(b), u->prompt_tokens), "%s",
-        started != NULL ? node_quote(where, sizeof(where), started->prefill) : "");
+/* Whether the reason to compute a prompt here is how nodes divide work, and no failure. */
+static bool is_policy(const char *fallback)
+{
+    return strncmp(fallback, "a rest of ", 10) == 0;
+}
+
+static void print_prompt(const Baton__V1__Started *started, const Baton__V1__Finished *f)
+{
+    const Baton__V1__Usage *u = f->usage;
+    char b[32], plain[512];
+
+    row("prompt tokens", count(b, sizeof(b), u->prompt_tokens), "%s", "");
+    if (started != NULL)
+        row("prefill by", cli_plain(plain, sizeof(plain), started->prefill), "%s", "");
     row("reused", count(b, sizeof(b), u->reused_tokens),
-        "from the prefix tree of decode, %u more "
-        "from that of prefill",
-        u->prefill_reused_tokens);
+        "from the prefix tree of decode, %u more from that of prefill", u->prefill_reused_tokens);
     row("received", count(b, sizeof(b), u->received_tokens), "from prefill");
-    row("computed here", count(b, sizeof(b), u->local_tokens), "by decode");
+    if (is_policy(f->fallback))
+        row("computed here", count(b, sizeof(b), u->local_tokens), "because %s",
+            cli_plain(plain, sizeof(plain), f->fallback));
+    else
+        row("computed here", count(b, sizeof(b), u->local_tokens), "by decode");
     if (u->dropped_bytes > 0)
-        row("left out", count(b, sizeof(b), u->dropped_bytes), "bytes that the vocabulary lacks");
-    row("bytes moved", count(b, sizeof(b), u->bytes), "in %u frames", u->frames);
+        row("left out", count(b, sizeof(b), u->dropped_bytes), "byte%s that the vocabulary lacks",
+            plural(u->dropped_bytes));
+    row("bytes moved", count(b, sizeof(b), u->bytes), "in %u frame%s", u->frames,
+        plural(u->frames));
+}
+
+/* Positions computed in the time that prefill took, on both nodes; 0: not known.  Where decode
+ * reused some and prefill none, prefill had to compute those too, or some of them. */
+static uint64_t n_computed(const Baton__V1__Usage *u, const Baton__V1__Timings *t)
+{
+    uint64_t n = t->local_prefill_ns > 0 ? u->local_tokens : 0;
+
+    if (t->prefill_ns == 0)
+        return n;
+    if (u->reused_tokens > 0 && u->prefill_reused_tokens == 0)
+        return 0;
+    if (u->received_tokens > u->prefill_reused_tokens)
+        n += u->received_tokens - u->prefill_reused_tokens;
+    return n;
 }
 
 static void print_times(const Baton__V1__Usage *u, const Baton__V1__Timings *t)
 {
-    uint64_t prefill_ns = t->prefill_ns + t->local_prefill_ns;
-    uint64_t reused = (uint64_t)u->reused_tokens + u->prefill_reused_tokens;
-    uint64_t computed = u->prompt_tokens > reused ? u->prompt_tokens - reused : 0;
+    uint64_t prefill_ns = t->prefill_ns + t->local_prefill_ns, computed = n_computed(u, t);
     char b[32];
 
-    row("prefill", ms(b, sizeof(b), prefill_ns), "ms, %.0f tokens/s",
-        per_second(computed, prefill_ns));
+    if (computed > 0)
+        row("prefill", ms(b, sizeof(b), prefill_ns), "ms, %.0f tokens/s",
+            per_second(computed, prefill_ns));
+    else
+        row("prefill", ms(b, sizeof(b), prefill_ns), "ms");
     if (t->exposed_transfer_ns > 0)
         row("exposed transfer", ms(b, sizeof(b), t->exposed_transfer_ns), "ms, %.1f %% of prefill",
             100 * per_second(t->exposed_transfer_ns, t->prefill_ns) / 1e9);
     row("first token", ms(b, sizeof(b), t->first_token_ns), "ms after arrival");
-    row("generated", count(b, sizeof(b), u->generated_tokens), "tokens, %.1f tokens/s",
-        u->generated_tokens > 1 ? per_second(u->generated_tokens - 1, t->decode_ns) : 0);
+    if (u->generated_tokens > 1)
+        row("generated", count(b, sizeof(b), u->generated_tokens), "tokens, %.1f tokens/s",
+            per_second(u->generated_tokens - 1, t->decode_ns));
+    else
+        row("generated", count(b, sizeof(b), u->generated_tokens), "token%s",
+            plural(u->generated_tokens));
 }
 
 void cli_print_stats(const Baton__V1__Started *started, const Baton__V1__Finished *f)
@@ -209,11 +249,11 @@ void cli_print_stats(const Baton__V1__Started *started, const Baton__V1__Finishe
 
     fflush(stdout);
     if (f->usage != NULL)
-        print_prompt(started, f->usage);
+        print_prompt(started, f);
     if (f->usage != NULL && f->timings != NULL)
         print_times(f->usage, f->timings);
     row("ended by", reason_name(f->reason), "%s",
         f->stopped_by[0] != '\0' ? node_quote(quoted, sizeof(quoted), f->stopped_by) : "");
-    if (f->fallback[0] != '\0')
+    if (f->fallback[0] != '\0' && !is_policy(f->fallback))
         row("fallback", "", "%s", node_quote(quoted, sizeof(quoted), f->fallback));
 }

@@ -2,36 +2,6 @@
 
 #include <inttypes.h>
 
-struct query {
-    struct transport_channel *channel;
-    int64_t deadline_ms;
-};
-
-/* A unary call of the decode service.  0, or an exit code, said. */
-static int ask(const struct query *q, const char *path, const ProtobufCMessage *request,
-               const ProtobufCMessageDescriptor *type, struct node_message *reply)
-{
-    char details[TRANSPORT_DETAIL_BYTES] = "";
-    struct transport_message *bytes = NULL;
-    struct transport_out *out = node_message_pack(request);
-    struct kv_why why;
-    int code, rc;
-
-    if (out == NULL) {
-        cli_say("no memory for the request");
-        return NODE_EXIT_FAILED;
-    }
-    code = transport_unary(q->channel, path, out, q->deadline_ms, false, &bytes, details);
-    if (code != TRANSPORT_OK)
-        return cli_say_status(code, details);
-    rc = node_message_unpack(type, bytes, reply, &why);
-    transport_message_unref(bytes);
-    if (rc == 0)
-        return NODE_EXIT_OK;
-    cli_say("the node's reply: %s", why.text);
-    return NODE_EXIT_FAILED;
-}
-
 static void print_bytes(const char *label, const ProtobufCBinaryData *b)
 {
     char hex[2 * 64 + 1];
@@ -87,21 +57,21 @@ static void print_sessions(const Baton__V1__ListSessionsReply *r)
     }
 }
 
-static int describe(const struct query *q)
+static int describe(const struct cli_query *q)
 {
     Baton__V1__DescribeRequest about = BATON__V1__DESCRIBE_REQUEST__INIT;
     Baton__V1__ListSessionsRequest list = BATON__V1__LIST_SESSIONS_REQUEST__INIT;
     struct node_message m;
     int rc;
 
-    rc = ask(q, "/baton.v1.Decode/Describe", &about.base, &baton__v1__describe_reply__descriptor,
-             &m);
+    rc = cli_query_ask(q, "/baton.v1.Decode/Describe", &about.base,
+                       &baton__v1__describe_reply__descriptor, &m);
     if (rc != NODE_EXIT_OK)
         return rc;
     print_describe((const Baton__V1__DescribeReply *)m.message);
     node_message_free(&m);
-    rc = ask(q, "/baton.v1.Decode/ListSessions", &list.base,
-             &baton__v1__list_sessions_reply__descriptor, &m);
+    rc = cli_query_ask(q, "/baton.v1.Decode/ListSessions", &list.base,
+                       &baton__v1__list_sessions_reply__descriptor, &m);
     if (rc != NODE_EXIT_OK)
         return rc;
     print_sessions((const Baton__V1__ListSessionsReply *)m.message);
@@ -109,7 +79,7 @@ static int describe(const struct query *q)
     return NODE_EXIT_OK;
 }
 
-static int run(const struct query *q)
+static int run(const struct cli_query *q)
 {
     int serving = transport_health(q->channel, "", q->deadline_ms);
 
@@ -128,36 +98,30 @@ static int run(const struct query *q)
 
 int cli_status(int argc, char **argv)
 {
-    struct transport_channel_config config = {0};
-    char error[TRANSPORT_DETAIL_BYTES] = "";
-    struct query q = {0};
-    uint32_t timeout_s = 5;
+    struct cli_query q;
+    const char *to = NULL;
+    float timeout_s = 5;
     const struct node_option options[] = {
-        {"to", 0, NODE_OPT_ADDRESS, &config.target, "HOST:PORT", "the node", 0, 0, NULL},
-        {"timeout", 0, NODE_OPT_U32, &timeout_s, "SECONDS", "for each answer", 1, 3600, NULL},
+        {"to", 0, NODE_OPT_ADDRESS, &to, "HOST:PORT", "the node", 0, 0, NULL},
+        {"timeout", 0, NODE_OPT_FLOAT, &timeout_s, "SECONDS", "for each answer", 0.001, 3600, NULL},
     };
     int first, rc;
     bool done;
 
-    rc = node_options_parse(argc, argv, options, 2, "baton status --to HOST:PORT [option...]",
-                            "Prints what a node serves and how it is.", &first, &done);
+    rc =
+        cli_options_parse(argc, argv, options, 2, "baton status --to HOST:PORT [option...]",
+                          "Prints what a node serves, how it is, and its sessions.", &first, &done);
     if (done)
         return rc;
-    if (config.target == NULL || first != argc) {
-        cli_say("status: %s", config.target == NULL ? "--to HOST:PORT is needed"
-                                                    : "takes no argument beside its options");
+    if (to == NULL || first != argc) {
+        cli_say("status: %s",
+                to == NULL ? "--to HOST:PORT is needed" : "takes no argument beside its options");
         return NODE_EXIT_USAGE;
     }
-    q.deadline_ms = (int64_t)timeout_s * 1000;
-    transport_start();
-    rc = transport_channel_open(&config, &q.channel, error);
-    if (rc < 0) {
-        cli_say("%s: %s", config.target, error[0] != '\0' ? error : "no memory");
-        rc = rc == TRANSPORT_ERR_ADDRESS ? NODE_EXIT_UNAVAILABLE : NODE_EXIT_FAILED;
-    } else {
-        rc = run(&q);
-        transport_channel_close(q.channel);
-    }
-    transport_stop();
+    rc = cli_query_open(&q, to, timeout_s);
+    if (rc != NODE_EXIT_OK)
+        return rc;
+    rc = run(&q);
+    cli_query_close(&q);
     return rc;
 }

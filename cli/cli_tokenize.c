@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 struct settings {
     const char *model;
@@ -21,21 +22,15 @@ static int parse(int argc, char **argv, struct settings *s, int *first, bool *do
         {"ids", 0, NODE_OPT_FLAG, &s->ids, NULL, "print ids alone, with commas between", 0, 0,
          NULL},
         {"decode", 'd', NODE_OPT_FLAG, &s->decode, NULL,
-         "the other way: TEXT is ids with commas between", 0, 0, NULL},
+         "the other way: TEXT is ids with commas or white space between", 0, 0, NULL},
     };
 
-    return node_options_parse(
+    return cli_options_parse(
         argc, argv, options, sizeof(options) / sizeof(options[0]),
         "baton tokenize --model FILE [option...] TEXT",
-        "Prints the tokens of TEXT (\"-\": what stdin holds), one a line: its "
-        "id and its bytes.",
+        "Prints the tokens of TEXT, one a line: its id and its bytes. TEXT \"-\" is what stdin "
+        "holds, less one newline at its end; TEXT that begins with \"-\" stands behind \"--\".",
         first, done);
-}
-
-static int fail(const char *what, const struct kv_why *why)
-{
-    cli_say("%s: %s", what, why->text);
-    return NODE_EXIT_FAILED;
 }
 
 /* A token's bytes in quotes; longer ones than anybody reads are cut. */
@@ -60,7 +55,7 @@ static int encode(const struct tokenizer *t, const struct settings *s, const cha
 
     if (tokenizer_encode(t, text, len, flags, &ids, &n_dropped, &why) < 0) {
         token_list_release(&ids);
-        return fail("text", &why);
+        return cli_say_file("text", &why);
     }
     for (size_t i = 0; i < ids.n; i++) {
         if (s->ids)
@@ -74,6 +69,27 @@ static int encode(const struct tokenizer *t, const struct settings *s, const cha
     if (n_dropped > 0)
         cli_say("%zu bytes left out: the vocabulary has no token for them", n_dropped);
     return NODE_EXIT_OK;
+}
+
+/* On a terminal the text ends in a newline, its own or one more; elsewhere it is as it is. */
+static void print_text(const char *text, size_t len)
+{
+    fwrite(text, 1, len, stdout);
+    if (len > 0 && text[len - 1] != '\n' && isatty(STDOUT_FILENO))
+        putchar('\n');
+}
+
+/* A list of nothing but control tokens would print nothing, and not say why. */
+static void note_left_out(const struct tokenizer *t, const uint32_t *ids, size_t n)
+{
+    size_t n_left_out = 0;
+
+    for (size_t i = 0; i < n; i++)
+        n_left_out +=
+            tokenizer_piece(t, ids[i], false).len == 0 && tokenizer_piece(t, ids[i], true).len > 0;
+    if (n_left_out > 0)
+        cli_say("note: %zu control token%s left out; --special prints them", n_left_out,
+                n_left_out == 1 ? "" : "s");
 }
 
 static int decode(const struct tokenizer *t, const struct settings *s, const char *text)
@@ -98,7 +114,9 @@ static int decode(const struct tokenizer *t, const struct settings *s, const cha
         free(ids);
         return NODE_EXIT_FAILED;
     }
-    fwrite(out, 1, len, stdout);
+    print_text(out, len);
+    if (!s->special)
+        note_left_out(t, ids, n);
     free(out);
     free(ids);
     return NODE_EXIT_OK;
@@ -112,18 +130,14 @@ static int run(const struct settings *s, const char *text, size_t len)
     int rc;
 
     if (gguf_open(s->model, &g, &why) < 0)
-        return fail(s->model, &why);
+        return cli_say_file(s->model, &why);
     if (tokenizer_open(g, &t, &why) < 0) {
         gguf_close(g);
-        return fail(s->model, &why);
+        return cli_say_file(s->model, &why);
     }
     rc = s->decode ? decode(t, s, text) : encode(t, s, text, len);
     tokenizer_close(t);
     gguf_close(g);
-    if (rc == NODE_EXIT_OK && fflush(stdout) != 0) {
-        cli_say("stdout: cannot be written to");
-        rc = NODE_EXIT_FAILED;
-    }
     return rc;
 }
 
@@ -142,7 +156,8 @@ int cli_tokenize(int argc, char **argv)
         cli_say("tokenize: --model FILE is needed");
         return NODE_EXIT_USAGE;
     }
-    if (!cli_one_argument(argc, first, "tokenize", "which text?"))
+    if (!cli_one_argument(argc, first, "tokenize", "which text?",
+                          "one TEXT at most: put it in quotes"))
         return NODE_EXIT_USAGE;
     rc = cli_read_text(argv[first], &text, &len);
     if (rc != NODE_EXIT_OK)

@@ -66,7 +66,7 @@ the_command_line_example_runs() {
     local code
     code=$(example cli)
     [ -n "$code" ] || fail "README.md has no such example"
-    PATH=$(dirname "$baton"):$PATH expect_exit 0 bash -c "${code//127.0.0.1:7102/$address}"
+    bin=$BUILD expect_exit 0 bash -c "${code//127.0.0.1:7102/$address}"
     [ -s "$work/out" ] || fail "no answer"
     expect err '^  prompt tokens +[1-9]'
     expect err '^  generated +[1-9]'

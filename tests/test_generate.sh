@@ -70,7 +70,8 @@ PY
 stats_are_a_table_on_stderr() {
     expect_exit 0 "$baton" generate --to "$to" --stats words
     expect out '^One zwei'
-    expect err '^  prompt tokens +41 "10\.0\.0\.1:7101"$'
+    expect err '^  prompt tokens +41$'
+    expect err '^  prefill by +10\.0\.0\.1:7101$'
     expect err '^  reused +10 .* 4 more'
     expect err '^  received +31 '
     expect err '^  computed here +2 '
@@ -82,6 +83,27 @@ stats_are_a_table_on_stderr() {
     expect err '^  generated +5 tokens, 40\.0 tokens/s$'
     expect err '^  ended by +stop "###"$'
     expect err '^  fallback +"a reason"$'
+    # Ordinary policy is no failure; one is not many; what is not known is not said.
+    expect_exit 0 "$baton" generate --to "$to" --stats short
+    expect err '^  reused +10 '
+    expect err '^  computed here +1 because a rest of 1 positions is under --remote-min 2$'
+    expect err '^  bytes moved +700 in 1 frame$'
+    expect err '^  prefill +27\.0 ms$'
+    expect err '^  generated +1 token$'
+    expect err '^  ended by +length$'
+    expect_not err fallback
+}
+
+a_session_can_be_closed() {
+    expect_exit 0 "$baton" close --to "$to" mine
+    [ ! -s "$work/out" ] && [ ! -s "$work/err" ] || fail "it said something"
+    expect_exit 1 "$baton" close --to "$to" other
+    expect err '^baton: NOT_FOUND: other$'
+}
+
+a_service_that_the_node_lacks_is_explained() {
+    expect_exit 1 "$baton" generate --to "$to" lacking
+    expect err '^baton: UNIMPLEMENTED: .*\(is that a prefill node\? --to wants a decode node\)$'
 }
 
 a_status_in_the_middle_is_said_and_what_came_before_stands() {
@@ -98,8 +120,8 @@ a_stream_that_just_ends_is_no_success() {
 }
 
 a_deadline_ends_the_call() {
-    expect_exit 1 "$baton" generate --to "$to" --timeout 1 flood
-    expect err '^baton: DEADLINE_EXCEEDED'
+    expect_exit 1 "$baton" generate --to "$to" --timeout 0.5 flood
+    expect err '^baton: DEADLINE_EXCEEDED: .*--timeout'
 }
 
 # wait_cancelled: the service noticed.
@@ -132,8 +154,8 @@ a_reader_that_is_gone_ends_the_call() {
     rm -f "$work/cancelled"
     "$baton" generate --to "$to" flood 2>"$work/err" | head -n 3 >"$work/out"
     got=${PIPESTATUS[0]}
-    [ "$got" -eq 1 ] || fail "exit $got"
-    expect err '^baton: stdout: '
+    [ "$got" -eq 141 ] || fail "exit $got"
+    [ ! -s "$work/err" ] || fail "said: $(cat "$work/err")"
     wait_cancelled
 }
 
@@ -148,6 +170,8 @@ run_tests the_answer_goes_to_stdout_and_nothing_else \
     every_option_reaches_the_request \
     json_is_one_object_a_line_with_every_number \
     stats_are_a_table_on_stderr \
+    a_session_can_be_closed \
+    a_service_that_the_node_lacks_is_explained \
     a_status_in_the_middle_is_said_and_what_came_before_stands \
     a_stream_that_just_ends_is_no_success \
     a_deadline_ends_the_call \

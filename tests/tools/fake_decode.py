@@ -6,6 +6,8 @@
 STUBS is the folder where protoc --python_out has put baton/v1.  The prompt says what happens:
     request     the request comes back as JSON, in one delta
     words       started, three deltas, finished with every number different
+    short       one token, with the numbers of a prompt that was hardly worth a call
+    lacking     UNIMPLEMENTED
     broken      a delta, then RESOURCE_EXHAUSTED
     unfinished  a delta, then the end
     flood       deltas without end; CANCELLED_FILE is written when the call is cancelled
@@ -44,6 +46,20 @@ def finished():
                                                  fallback="a reason"))
 
 
+def finished_short():
+    usage = common_pb2.Usage(prompt_tokens=41, reused_tokens=10, received_tokens=30, local_tokens=1,
+                             generated_tokens=1, frames=1, bytes=700)
+    return pb.GenerateReply(finished=pb.Finished(
+        reason=pb.FINISH_LENGTH, usage=usage, timings=common_pb2.Timings(prefill_ns=27_000_000),
+        fallback="a rest of 1 positions is under --remote-min 2"))
+
+
+def close_session(request, context):
+    if request.name != "mine":
+        context.abort(grpc.StatusCode.NOT_FOUND, request.name)
+    return pb.CloseSessionReply()
+
+
 def note_cancelled():
     with open(sys.argv[3], "w") as f:
         f.write("cancelled\n")
@@ -59,6 +75,12 @@ def generate(request, context):
         yield delta("One ", [11, 12], logprobs=[-0.5, -0.25], logits_digests=[1, 2**64 - 1])
         yield delta("", [13])
         yield delta("zwei \u2603", [14, 15])
+    elif prompt == "short":
+        yield delta("One", [11])
+        yield finished_short()
+        return
+    elif prompt == "lacking":
+        context.abort(grpc.StatusCode.UNIMPLEMENTED, "unknown method")
     elif prompt == "broken":
         yield delta("half", [1])
         context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "no KV pages: 3 of 9 free\x1b[2J")
@@ -79,7 +101,10 @@ def main():
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("baton.v1.Decode", {
         "Generate": grpc.unary_stream_rpc_method_handler(
             generate, request_deserializer=pb.GenerateRequest.FromString,
-            response_serializer=pb.GenerateReply.SerializeToString)}),))
+            response_serializer=pb.GenerateReply.SerializeToString),
+        "CloseSession": grpc.unary_unary_rpc_method_handler(
+            close_session, request_deserializer=pb.CloseSessionRequest.FromString,
+            response_serializer=pb.CloseSessionReply.SerializeToString)}),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with open(sys.argv[2] + ".new", "w") as f:
