@@ -4,32 +4,56 @@ set -euo pipefail
 
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 program=$(basename "$0")
-log_dir=        # made by need_log_dir; kept when something failed
+log_dir=        # made by need_log_dir; kept when something failed, not when it was interrupted
 ticker=         # process that shows progress
 keep_logs=no
 
 say() { printf '%s\n' "$*" >&2; }
 die() { say "$program: $*"; exit 1; }
 
+# The comment that a script begins with.
+usage() { sed -n '2,/^[^#]/{/^# shellcheck/d;s/^# \{0,1\}//p}' "$0"; }
+
+# refuse WHAT: the command line is wrong.
+refuse() {
+    say "$program: $*"
+    usage >&2
+    exit 2
+}
+
+# refuse_argument ARGUMENT: one that the script does not take; asks for help are answered.
+refuse_argument() {
+    case $1 in
+    -h | --help) usage; exit 0 ;;
+    -*) refuse "$1: no such option" ;;
+    *) refuse "$1: no such argument" ;;
+    esac
+}
+
 # need_log_dir: $log_dir is a folder for logs, removed at the end unless something failed.
 need_log_dir() {
     [ -n "$log_dir" ] || log_dir=$(mktemp -d "${TMPDIR:-/tmp}/baton-$program.XXXXXX")
 }
 
+# has_failed STATUS: it did not succeed, nor end by a signal or for want of a reader.
+has_failed() { case $1 in 0 | 130 | 141 | 143) false ;; esac }
+
 # Scripts that have more to put away define at_exit.
 finish() {
     local rc=$?
     trap - EXIT INT TERM
+    trap '' PIPE
     stop_ticker
     if declare -F at_exit >/dev/null; then at_exit "$rc" || true; fi
     if [ -n "$log_dir" ]; then
-        if [ "$rc" -eq 0 ] && [ "$keep_logs" = no ]; then rm -rf "$log_dir"; fi
+        if [ "$keep_logs" = no ] && ! has_failed "$rc"; then rm -rf "$log_dir"; fi
     fi
     exit "$rc"
 }
 trap finish EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
+trap 'exit 141' PIPE
 
 stop_ticker() {
     [ -n "$ticker" ] || return 0

@@ -48,6 +48,25 @@ every_folder_of_the_map_exists() {
     done < <(awk '/^## Map/{on = 1} on' "$SOURCE/README.md" | grep -oE '^\|[^|]+\|' | grep -oE '[a-z]+/')
 }
 
+every_script_says_how_it_is_used() {
+    local script
+    for script in "$SOURCE"/scripts/*; do
+        [ "$script" != "$SOURCE/scripts/lib.sh" ] || continue
+        expect_exit 0 "$script" --help
+        expect out "^  scripts/$(basename "$script")( |\$)"
+        [ ! -s "$work/err" ] || fail "$script --help said $(cat "$work/err")"
+        expect_exit 2 "$script" --bogus
+        expect err "^$(basename "$script"): --bogus: no such option\$"
+        [ ! -s "$work/out" ] || fail "$script --bogus printed to stdout"
+    done
+    expect_exit 2 "$SOURCE/scripts/demo" one two
+    expect err '^demo: two: one question only'
+    expect_exit 2 "$SOURCE/scripts/demo" --model
+    expect err '^demo: --model needs a FILE$'
+    expect_exit 2 "$SOURCE/scripts/demo" ''
+    expect err '^demo: the question is empty$'
+}
+
 # example NAME: the code block of README.md under that mark.
 example() {
     awk -v m="<!-- example: $1 -->" '$0 == m {found = 1; next} found && /^```/ {if (on) exit; on = 1; next} on' \
@@ -87,7 +106,8 @@ the_python_example_runs_and_says_the_same() {
 tests=(every_option_of_a_node_is_documented_and_no_other
     every_event_in_the_sources_is_documented_and_no_other
     every_link_leads_somewhere
-    every_folder_of_the_map_exists)
+    every_folder_of_the_map_exists
+    every_script_says_how_it_is_used)
 start_nodes
 tests+=(the_command_line_example_runs)
 if /usr/bin/python3 -c 'import grpc, google.protobuf' 2>/dev/null && command -v protoc >/dev/null; then

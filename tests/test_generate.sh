@@ -96,7 +96,7 @@ stats_are_a_table_on_stderr() {
 
 a_session_can_be_closed() {
     expect_exit 0 "$baton" close --to "$to" mine
-    [ ! -s "$work/out" ] && [ ! -s "$work/err" ] || fail "it said something"
+    [[ ! -s $work/out && ! -s $work/err ]] || fail "it said something"
     expect_exit 1 "$baton" close --to "$to" other
     expect err '^baton: NOT_FOUND: other$'
 }
