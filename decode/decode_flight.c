@@ -172,7 +172,7 @@ static int record_accepted(struct decode_flight *f, struct transport_message *m,
         return -1;
     reply = (const Baton__V1__ComputeReply *)message.message;
     hello = reply->accepted->hello;
-    rc = node_hello_check(&f->node->identity, hello, why);
+    rc = node_hello_check(&f->node->identity, hello, "prefill", "this decode node", why);
     if (rc == 0) {
         if (peer->known && memcmp(peer->epoch, hello->epoch.data, NODE_EPOCH_BYTES) != 0)
             node_log(NODE_INFO, "peer", "prefill=%s restarted=1", peer->address);
@@ -390,6 +390,27 @@ static void work_message(struct decode_flight *f)
         transport_request_cancel(f->call);
 }
 
+/* A call that the peer refused, or that could not be made.  A peer that does not fit is told once
+ * for each time that it comes up, and not with every prompt. */
+static void note_refusal(struct decode_flight *f)
+{
+    char quoted[2 * sizeof(f->landing.why)];
+
+    if (f->code == TRANSPORT_UNIMPLEMENTED)
+        snprintf(f->landing.why, sizeof(f->landing.why),
+                 "%.64s: no prefill node is there (unknown method)", f->peer->address);
+    else
+        snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %s: %s", f->peer->address,
+                 transport_status_name(f->code), f->details);
+    if (f->code == TRANSPORT_UNAVAILABLE)
+        decode_peers_failed(&f->node->peers, f->peer);
+    f->landing.unfit =
+        f->code == TRANSPORT_UNIMPLEMENTED || f->code == TRANSPORT_FAILED_PRECONDITION;
+    if (f->landing.unfit && !atomic_exchange(&f->peer->told_unfit, true))
+        node_log(NODE_WARN, "peer", "prefill=%s unfit=1 why=%s", f->peer->address,
+                 node_quote(quoted, sizeof(quoted), f->landing.why));
+}
+
 /* A call that ends well without a seal has lied about what it sent. */
 static void work_end(struct decode_flight *f)
 {
@@ -399,10 +420,7 @@ static void work_end(struct decode_flight *f)
                  f->peer->address);
         flight_over(f, DECODE_FALSE);
     } else if (!f->closed) {
-        snprintf(f->landing.why, sizeof(f->landing.why), "%.64s: %s: %s", f->peer->address,
-                 transport_status_name(f->code), f->details);
-        if (f->code == TRANSPORT_UNAVAILABLE)
-            decode_peers_failed(&f->node->peers, f->peer);
+        note_refusal(f);
         flight_over(f, DECODE_BROKEN);
     }
     pthread_mutex_unlock(&f->lock);

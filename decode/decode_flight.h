@@ -53,6 +53,7 @@ struct decode_landing {
     enum decode_outcome outcome;
     struct kv_context *ctx;
     bool began; /* the peer accepted the call */
+    bool unfit; /* it is no prefill node, or not of our model and precision; which was logged */
     char why[DECODE_WHY_BYTES];
     uint32_t n_received, n_frames;
     uint64_t n_bytes;

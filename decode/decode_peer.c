@@ -34,9 +34,12 @@ static void ask(struct decode_peer *peer)
 {
     bool serving = transport_health(peer->channel, service, DECODE_HEALTH_MS) == 1;
 
-    if (atomic_exchange(&peer->serving, serving) != serving)
+    if (atomic_exchange(&peer->serving, serving) != serving) {
+        if (serving)
+            atomic_store(&peer->told_unfit, false);
         node_log(serving ? NODE_INFO : NODE_WARN, "peer", "prefill=%s serving=%d", peer->address,
                  serving);
+    }
 }
 
 void *decode_peers_watch(void *arg)

@@ -20,6 +20,7 @@ struct decode_peer {
     const char *address;
     struct transport_channel *channel;
     atomic_bool serving;
+    atomic_bool told_unfit; /* since it came up, the log has said why it cannot be used */
     /* The receive worker's: which life of the peer spoke last. */
     uint8_t epoch[NODE_EPOCH_BYTES];
     bool known;

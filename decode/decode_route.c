@@ -226,15 +226,16 @@ static void note_landing(struct decode_request *r, const struct decode_landing *
     r->timings.exposed_transfer_ns = l->exposed_ns;
 }
 
-/* A call that was given up is policy, and no fault. */
-static void log_fallback(const struct decode_request *r, enum decode_outcome outcome)
+/* A call that was given up is policy, and no fault; of a peer that does not fit the log knows. */
+static void log_fallback(const struct decode_request *r, const struct decode_landing *l)
 {
+    enum decode_outcome outcome = l->outcome;
     const char *name = outcome == DECODE_DECLINED ? "declined"
                        : outcome == DECODE_FALSE  ? "false"
                                                   : "broken";
     char quoted[DECODE_WHY_BYTES + 64];
 
-    node_log(outcome == DECODE_DECLINED ? NODE_INFO : NODE_WARN, "fallback",
+    node_log(outcome == DECODE_DECLINED || l->unfit ? NODE_INFO : NODE_WARN, "fallback",
              "outcome=%s positions=%" PRIu32 " why=%s", name, kv_context_length(r->ctx),
              node_quote(quoted, sizeof(quoted), r->fallback));
 }
@@ -254,7 +255,7 @@ void decode_route_landed(struct decode_scheduler *s, struct decode_request *r)
         return;
     }
     note_fallback(r, l.why);
-    log_fallback(r, l.outcome);
+    log_fallback(r, &l);
     if (l.outcome == DECODE_DECLINED) {
         go_local(s, r);
     } else if (l.outcome == DECODE_FALSE) {

@@ -187,10 +187,11 @@ struct Baton__V1__Geometry;
 /* Fill a hello whose bytes point into *id.  *geometry is where hello->geometry will point. */
 void node_hello_fill(struct node_identity *id, struct Baton__V1__Hello *hello,
                      struct Baton__V1__Geometry *geometry);
-/* Compare what a peer said with ourselves.  0, or KV_ERR_MISMATCH naming the field and both values.
- * hello may be NULL (absent). */
+/* Compare what a peer said with ourselves.  0, or KV_ERR_MISMATCH naming the field, both sides and
+ * their values.  peer and self are what to call them ("decode", "this prefill node"); hello may be
+ * NULL (absent). */
 int node_hello_check(const struct node_identity *id, const struct Baton__V1__Hello *hello,
-                     struct kv_why *why);
+                     const char *peer, const char *self, struct kv_why *why);
 
 /* Bytes of the largest record of a snapshot stream: a frame, a header with n_ctx ids, or n_logits
  * logits; at least the transport's minimum. */

@@ -100,7 +100,8 @@ int prefill_job_check(struct prefill_job *job, struct kv_why *why)
     transport_message_unref(job->bytes);
     job->bytes = NULL;
     job->request = (const Baton__V1__ComputeRequest *)job->message.message;
-    if (node_hello_check(&job->node->identity, job->request->hello, why) < 0)
+    if (node_hello_check(&job->node->identity, job->request->hello, "decode", "this prefill node",
+                         why) < 0)
         return TRANSPORT_FAILED_PRECONDITION;
     rc = check_ids(job, why);
     if (rc == TRANSPORT_OK)

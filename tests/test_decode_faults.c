@@ -287,10 +287,11 @@ START_TEST(a_wrong_model_or_precision_is_named_with_both_values)
     ck_assert(wait_serving(&asker, 1));
     ask_new(&asker, PREFILL, a);
     ck_assert_int_eq(a->status, TRANSPORT_UNAVAILABLE);
-    fingerprint = strstr(a->details, "hello.fingerprint is ");
+    fingerprint = strstr(a->details, "hello.fingerprint: decode has ");
     ck_assert_msg(fingerprint != NULL, "%s", a->details);
-    ck_assert_ptr_nonnull(strstr(fingerprint, ", here it is "));
-    ck_assert_uint_ge(strlen(fingerprint), 2 * 64 + strlen("hello.fingerprint is , here it is "));
+    ck_assert_ptr_nonnull(strstr(fingerprint, ", this prefill node has "));
+    ck_assert_uint_ge(strlen(fingerprint),
+                      2 * 64 + strlen("hello.fingerprint: decode has , this prefill node has "));
     ask_new(&asker, AUTO, a);
     check_answer(a, "wrong model");
     ck_assert_ptr_nonnull(strstr(a->fallback, "hello.fingerprint"));
@@ -302,10 +303,28 @@ START_TEST(a_wrong_model_or_precision_is_named_with_both_values)
     ck_assert(wait_serving(&asker, 1));
     ask_new(&asker, AUTO, a);
     check_answer(a, "wrong precision");
-    ck_assert_msg(strstr(a->fallback, "hello.geometry.precision is f16, here it is f32") != NULL,
+    ck_assert_msg(strstr(a->fallback,
+                         "hello.geometry.precision: decode has f16, this prefill node has f32") !=
+                      NULL,
                   "%s", a->fallback);
     ck_assert_int_eq(fixture_stop(&asker), 0);
     ck_assert_int_eq(fixture_stop(&wrong), 0);
+    free(a);
+}
+END_TEST
+
+START_TEST(a_decode_node_in_a_prefill_nodes_place_is_named)
+{
+    struct fixture_node asker;
+    struct answer *a = calloc(1, sizeof(*a));
+
+    start_decode(&asker, decode.address, NULL);
+    ask_new(&asker, PREFILL, a);
+    ck_assert_int_eq(a->status, TRANSPORT_UNAVAILABLE);
+    ck_assert_ptr_nonnull(strstr(a->details, decode.address));
+    ck_assert_msg(strstr(a->details, "no prefill node is there (unknown method)") != NULL, "%s",
+                  a->details);
+    ck_assert_int_eq(fixture_stop(&asker), 0);
     free(a);
 }
 END_TEST
@@ -484,6 +503,7 @@ int main(void)
     tcase_add_test(c, a_cancel_while_frames_come_gives_pages_back_at_both_ends);
     tcase_add_test(c, a_deadline_while_nothing_comes_ends_the_request);
     tcase_add_test(c, a_wrong_model_or_precision_is_named_with_both_values);
+    tcase_add_test(c, a_decode_node_in_a_prefill_nodes_place_is_named);
     tcase_add_test(c, where_the_first_node_refuses_the_next_one_is_asked);
     tcase_add_test(c, a_short_rest_stays_here_and_says_so);
     tcase_add_test(c, a_second_turn_behind_a_long_answer_is_computed_here);

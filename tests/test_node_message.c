@@ -157,12 +157,12 @@ START_TEST(a_hello_holds_for_its_like_alone)
     identity(&a);
     identity(&b); /* another epoch: another life of the same */
     node_hello_fill(&a, &hello, &geometry);
-    ck_assert_int_eq(node_hello_check(&b, &hello, &why), 0);
+    ck_assert_int_eq(node_hello_check(&b, &hello, "the peer", "this", &why), 0);
     b.numerics_id.bytes[31] ^= 1;
-    ck_assert_int_eq(node_hello_check(&b, &hello, &why), KV_ERR_MISMATCH);
-    ck_assert_ptr_nonnull(strstr(why.text, "numerics_id is 2222"));
+    ck_assert_int_eq(node_hello_check(&b, &hello, "the peer", "this", &why), KV_ERR_MISMATCH);
+    ck_assert_ptr_nonnull(strstr(why.text, "numerics_id: the peer has 2222"));
     ck_assert_ptr_nonnull(strstr(why.text, "2223"));
-    ck_assert_int_eq(node_hello_check(&b, NULL, &why), KV_ERR_MISMATCH);
+    ck_assert_int_eq(node_hello_check(&b, NULL, "the peer", "this", &why), KV_ERR_MISMATCH);
 }
 END_TEST
 

@@ -200,31 +200,34 @@ START_TEST(a_hello_that_differs_is_refused_with_field_and_both_values)
 
     call_init(&c, 0, 10, 0);
     c.hello.protocol = 7;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.protocol is 7, here it is 1");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION,
+            "hello.protocol: decode has 7, this prefill node has 1");
     call_init(&c, 0, 10, 0);
     c.hello.fingerprint.data = other;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.fingerprint is ab00");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.fingerprint: decode has ab00");
     call_init(&c, 0, 10, 0);
     c.hello.fingerprint.len = 31;
     refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.fingerprint has 31 bytes");
     call_init(&c, 0, 10, 0);
     c.hello.numerics_id.data = other;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.numerics_id is ab00");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.numerics_id: decode has ab00");
     call_init(&c, 0, 10, 0);
     c.geometry.n_layers = 99;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.geometry.n_layers is 99, here it is 2");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION,
+            "hello.geometry.n_layers: decode has 99, this prefill node has 2");
     call_init(&c, 0, 10, 0);
     c.geometry.head_dim = 12;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.geometry.head_dim is 12");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.geometry.head_dim: decode has 12");
     call_init(&c, 0, 10, 0);
     c.geometry.n_kv_heads = 3;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.geometry.n_kv_heads is 3");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.geometry.n_kv_heads: decode has 3");
     call_init(&c, 0, 10, 0);
     c.geometry.precision = BATON__V1__PRECISION__PRECISION_Q8;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "precision is q8, here it is f16");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION,
+            "hello.geometry.precision: decode has q8, this prefill node has f16 (--kv-precision)");
     call_init(&c, 0, 10, 0);
     c.geometry.precision = (Baton__V1__Precision)77;
-    refused(&c, TRANSPORT_FAILED_PRECONDITION, "precision is unknown");
+    refused(&c, TRANSPORT_FAILED_PRECONDITION, "precision: decode has an unknown one");
     call_init(&c, 0, 10, 0);
     c.hello.epoch.len = 3;
     refused(&c, TRANSPORT_FAILED_PRECONDITION, "hello.epoch has 3 bytes");
