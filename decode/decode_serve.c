@@ -66,6 +66,10 @@ static int open_model(struct decode_node *node)
     struct kv_why why = {.text = ""};
     int rc = runtime_open(&config, &node->runtime, &why);
 
+    if (rc == MODEL_ERR_OPTION) {
+        fail(why.text, "");
+        return NODE_EXIT_USAGE;
+    }
     if (rc < 0)
         return fail(o->model, why.text[0] != '\0' ? why.text : model_strerror(rc));
     node_random(node->identity.epoch, sizeof(node->identity.epoch));

@@ -35,6 +35,7 @@ enum model_error {
     MODEL_ERR_NUMERIC = -106, /* a value is not finite, or overflows the KV precision */
     MODEL_ERR_UTF8 = -107,    /* text is not valid UTF-8 */
     MODEL_ERR_KV = -108,      /* kvcore refused; the text says why */
+    MODEL_ERR_OPTION = -109,  /* a setting cannot be had; the text names option and value */
 };
 
 const char *model_strerror(int rc);
@@ -403,7 +404,8 @@ struct runtime {
 };
 
 /* Open file, model, cache and engine, and measure the speed of a prompt.  On an error nothing stays
- * open. */
+ * open.  A setting that is wrong, or wrong for this model or machine, is MODEL_ERR_OPTION, and *why
+ * calls it by the nodes' option. */
 int runtime_open(const struct runtime_config *config, struct runtime *out, struct kv_why *why);
 /* No context may be open.  A zeroed runtime is fine. */
 void runtime_close(struct runtime *r);

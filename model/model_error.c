@@ -21,6 +21,8 @@ const char *model_strerror(int rc)
         return "not UTF-8";
     case MODEL_ERR_KV:
         return "no KV";
+    case MODEL_ERR_OPTION:
+        return "not for this model or machine";
     default:
         return kv_strerror(rc);
     }

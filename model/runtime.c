@@ -1,6 +1,7 @@
 #include "model/model.h"
 
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -31,35 +32,69 @@ static uint32_t smaller(uint32_t a, uint32_t b)
     return a < b ? a : b;
 }
 
+/* The option that says how many pages there are, and its value, as one would type it. */
+static void print_budget(char *out, size_t n, const struct runtime_config *config)
+{
+    static const char units[] = "KMGT";
+    unsigned long long v = config->kv_bytes;
+    size_t unit = 0;
+
+    if (config->n_pages != 0) {
+        snprintf(out, n, "--pages %u", config->n_pages);
+        return;
+    }
+    for (; v != 0 && v % 1024 == 0 && unit < sizeof(units) - 1; unit++)
+        v /= 1024;
+    snprintf(out, n, "--kv-bytes %llu%.*s", v, unit > 0, unit > 0 ? &units[unit - 1] : "");
+}
+
+/* Most positions of a context. */
+static int set_context(const struct runtime_config *config, struct runtime *r, struct kv_why *why)
+{
+    const uint64_t n_positions = (uint64_t)r->n_pages * r->page_tokens;
+    const uint32_t wanted = config->max_context;
+
+    r->n_ctx = model_params(r->model)->n_ctx;
+    if (wanted > r->n_ctx)
+        return kv_fail(why, MODEL_ERR_OPTION, "--max-context %u: the model has %u", wanted,
+                       r->n_ctx);
+    if (wanted > n_positions)
+        return kv_fail(why, MODEL_ERR_OPTION, "--max-context %u: the pages hold %llu positions",
+                       wanted, (unsigned long long)n_positions);
+    if (wanted != 0)
+        r->n_ctx = wanted;
+    if (n_positions < r->n_ctx)
+        r->n_ctx = (uint32_t)n_positions;
+    return 0;
+}
+
 static int open_cache(const struct runtime_config *config, struct runtime *r, struct kv_why *why)
 {
     struct kv_cache_config c = {.geometry = r->geometry, .arena = true};
     struct kv_layout layout;
-    uint64_t n_pages = config->n_pages, n_positions;
+    uint64_t n_pages = config->n_pages;
+    struct kv_why refused = {.text = ""};
+    char budget[64];
     int rc;
 
     c.page_tokens = config->page_tokens != 0 ? config->page_tokens : KV_PAGE_TOKENS_DEFAULT;
-    rc = kv_layout_init(&layout, &r->geometry, c.page_tokens, why);
+    rc = kv_layout_init(&layout, &r->geometry, c.page_tokens, &refused);
     if (rc < 0)
-        return rc;
+        return kv_fail(why, MODEL_ERR_OPTION, "--page %u: %s", c.page_tokens, refused.text);
+    print_budget(budget, sizeof(budget), config);
     if (n_pages == 0)
         n_pages = config->kv_bytes / layout.page_bytes;
     if (n_pages == 0)
-        return kv_fail(why, MODEL_ERR_INVALID, "KV bytes: %llu hold no page of %zu bytes",
-                       (unsigned long long)config->kv_bytes, layout.page_bytes);
+        return kv_fail(why, MODEL_ERR_OPTION, "%s: a page has %zu bytes", budget,
+                       layout.page_bytes);
     c.n_pages = n_pages > UINT32_MAX ? UINT32_MAX : (uint32_t)n_pages;
-    rc = kv_cache_open(&c, &r->cache, why);
+    rc = kv_cache_open(&c, &r->cache, &refused);
     if (rc < 0)
-        return rc;
+        return kv_fail(why, MODEL_ERR_OPTION, "%s: %s", budget,
+                       refused.text[0] != '\0' ? refused.text : kv_strerror(rc));
     r->n_pages = c.n_pages;
     r->page_tokens = c.page_tokens;
-    r->n_ctx = model_params(r->model)->n_ctx;
-    if (config->max_context != 0)
-        r->n_ctx = smaller(r->n_ctx, config->max_context);
-    n_positions = (uint64_t)r->n_pages * r->page_tokens;
-    if (n_positions < r->n_ctx)
-        r->n_ctx = (uint32_t)n_positions;
-    return 0;
+    return set_context(config, r, why);
 }
 
 /* One step in a context that is thrown away.  It also brings the weights into memory. */
@@ -123,6 +158,18 @@ static void measure(struct runtime *r)
     runtime_took(r, many, t_many);
 }
 
+static int check_kernels(const char *name, struct kv_why *why)
+{
+    const char *const *sets = model_kernel_sets();
+
+    if (name == NULL || strcmp(name, "auto") == 0)
+        return 0;
+    for (; *sets != NULL; sets++)
+        if (strcmp(*sets, name) == 0)
+            return 0;
+    return kv_fail(why, MODEL_ERR_OPTION, "--kernels %s: not built, or cannot run here", name);
+}
+
 int runtime_open(const struct runtime_config *config, struct runtime *out, struct kv_why *why)
 {
     struct runtime *r = out;
@@ -131,6 +178,9 @@ int runtime_open(const struct runtime_config *config, struct runtime *out, struc
 
     memset(r, 0, sizeof(*r));
     rc = gguf_open(config->path, &r->gguf, why);
+    if (rc < 0)
+        goto fail;
+    rc = check_kernels(config->kernels, why);
     if (rc < 0)
         goto fail;
     rc = model_open(r->gguf, config->kernels, &r->model, why);

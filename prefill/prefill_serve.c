@@ -23,6 +23,10 @@ static int open_runtime(struct prefill_node *node)
     struct kv_why why = {.text = ""};
     int rc = runtime_open(&config, &node->runtime, &why);
 
+    if (rc == MODEL_ERR_OPTION) {
+        fprintf(stderr, "baton-prefill: %s\n", why.text);
+        return NODE_EXIT_USAGE;
+    }
     if (rc < 0) {
         fprintf(stderr, "baton-prefill: %s: %s\n", o->model,
                 why.text[0] != '\0' ? why.text : model_strerror(rc));
