@@ -190,7 +190,11 @@ static void print_prompt(const Baton__V1__Started *started, const Baton__V1__Fin
 
     row("prompt tokens", count(b, sizeof(b), u->prompt_tokens), "%s", "");
     if (started != NULL)
-        row("prefill by", cli_plain(plain, sizeof(plain), started->prefill), "%s", "");
+        row("prefill by",
+            strcmp(started->prefill, "local") == 0
+                ? "decode"
+                : cli_plain(plain, sizeof(plain), started->prefill),
+            "%s", "");
     row("reused", count(b, sizeof(b), u->reused_tokens),
         "from the prefix tree of decode, %u more from that of prefill", u->prefill_reused_tokens);
     row("received", count(b, sizeof(b), u->received_tokens), "from prefill");
