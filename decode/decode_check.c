@@ -128,6 +128,18 @@ static int encode_status(int rc, const char *field, const struct kv_why *inner, 
     return TRANSPORT_OK;
 }
 
+/* Tokenizing megabytes takes seconds, and others wait behind it: what cannot fit, even if every
+ * token were the longest, is refused by its length. */
+static int check_bytes(const struct decode_request *r, const char *field, size_t len,
+                       struct kv_why *why)
+{
+    const size_t n_ctx = r->node->runtime.n_ctx, most = tokenizer_max_piece(r->node->tokenizer);
+
+    if (len / n_ctx < most)
+        return TRANSPORT_OK;
+    return REFUSE(why, "%s: %zu bytes leave no room in the context of %zu", field, len, n_ctx);
+}
+
 static int encode_text(struct decode_request *r, size_t *n_dropped, struct kv_why *why)
 {
     const char *text = r->q->text;
@@ -137,6 +149,8 @@ static int encode_text(struct decode_request *r, size_t *n_dropped, struct kv_wh
 
     if (len == 0)
         return REFUSE(why, "text: empty");
+    if (check_bytes(r, "text", len, why) != TRANSPORT_OK)
+        return TRANSPORT_INVALID_ARGUMENT;
     if (r->ids.n == 0)
         flags |= TOKENIZE_BOS;
     if (r->q->parse_special)
@@ -153,6 +167,7 @@ static int encode_chat(struct decode_request *r, size_t *n_dropped, struct kv_wh
     struct chat_message some[SOME], *messages = some;
     struct kv_why inner = {.text = ""};
     unsigned flags = CHAT_GENERATE;
+    size_t len = 0;
     int rc;
 
     if (r->node->chat == NULL)
@@ -163,11 +178,19 @@ static int encode_chat(struct decode_request *r, size_t *n_dropped, struct kv_wh
         messages = calloc(chat->n_messages, sizeof(*messages));
     if (messages == NULL)
         return kv_fail(why, TRANSPORT_RESOURCE_EXHAUSTED, "chat: no memory");
-    for (size_t i = 0; i < chat->n_messages; i++) {
+    rc = TRANSPORT_OK;
+    for (size_t i = 0; i < chat->n_messages && rc == TRANSPORT_OK; i++) {
+        if (node_message_strlen(chat->messages[i]->role) != strlen(chat->messages[i]->role))
+            rc = REFUSE(why, "chat.messages[%zu].role: a NUL byte", i);
         messages[i].role = chat->messages[i]->role;
         messages[i].content = chat->messages[i]->content;
         messages[i].content_len = node_message_strlen(chat->messages[i]->content);
+        len += messages[i].content_len;
     }
+    if (rc == TRANSPORT_OK)
+        rc = check_bytes(r, "chat", len, why);
+    if (rc != TRANSPORT_OK)
+        goto out;
     if (r->ids.n > 0)
         flags |= CHAT_CONTINUE;
     if (r->q->parse_special)
@@ -175,6 +198,7 @@ static int encode_chat(struct decode_request *r, size_t *n_dropped, struct kv_wh
     rc = encode_status(
         chat_encode(r->node->chat, messages, chat->n_messages, flags, &r->ids, n_dropped, &inner),
         "chat", &inner, why);
+out:
     if (messages != some)
         free(messages);
     return rc;

@@ -233,6 +233,8 @@ struct tokenizer; /* read-only once open; safe for any thread */
 int tokenizer_open(const struct gguf *g, struct tokenizer **out, struct kv_why *why);
 void tokenizer_close(struct tokenizer *t);
 uint32_t tokenizer_n_vocab(const struct tokenizer *t);
+/* No token stands for more bytes of text than this. */
+size_t tokenizer_max_piece(const struct tokenizer *t);
 const char *tokenizer_model(const struct tokenizer *t); /* "gpt2", "llama" */
 const char *tokenizer_pre(const struct tokenizer *t);   /* "smollm", ...; "" where there is none */
 

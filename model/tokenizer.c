@@ -445,6 +445,11 @@ void tokenizer_close(struct tokenizer *t)
     free(t);
 }
 
+size_t tokenizer_max_piece(const struct tokenizer *t)
+{
+    return t->max_piece;
+}
+
 uint32_t tokenizer_n_vocab(const struct tokenizer *t)
 {
     return t->n_vocab;

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static const char *const precisions[] = {"f16", "f32", "q8", NULL};
@@ -95,11 +96,19 @@ void node_serve_loading(const struct node_serve *s)
 static int write_port_file(const char *path, int port)
 {
     char beside[4096];
+    struct stat there;
     FILE *f;
     int n = snprintf(beside, sizeof(beside), "%s.%d", path, (int)getpid());
 
-    if (n < 0 || (size_t)n >= sizeof(beside))
+    if (n < 0 || (size_t)n >= sizeof(beside)) {
+        errno = ENAMETOOLONG;
         return -1;
+    }
+    /* A rename over a device or a pipe would put a file in its place. */
+    if (lstat(path, &there) == 0 && !S_ISREG(there.st_mode)) {
+        errno = EEXIST;
+        return -1;
+    }
     f = fopen(beside, "we");
     if (f == NULL)
         return -1;

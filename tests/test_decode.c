@@ -91,6 +91,23 @@ START_TEST(a_prompt_must_be_there)
 }
 END_TEST
 
+START_TEST(text_that_no_context_holds_is_refused_by_its_length)
+{
+    const size_t n = 3 << 20;
+    char *text = malloc(n + 1);
+    struct question q;
+
+    ck_assert_ptr_nonnull(text);
+    memset(text, 'a', n);
+    text[n] = '\0';
+    question_text(&q, text, 4, LOCAL);
+    invalid(&q, "text: 3145728 bytes leave no room in the context");
+    question_chat(&q, text, 4, LOCAL);
+    invalid(&q, "chat: 3145728 bytes leave no room in the context");
+    free(text);
+}
+END_TEST
+
 START_TEST(a_prompt_must_fit_the_context_with_room_for_a_token)
 {
     struct question q;
@@ -916,6 +933,7 @@ int main(void)
     tcase_set_timeout(c, 120);
     tcase_add_unchecked_fixture(c, start_node, NULL);
     tcase_add_test(c, a_prompt_must_be_there);
+    tcase_add_test(c, text_that_no_context_holds_is_refused_by_its_length);
     tcase_add_test(c, a_prompt_must_fit_the_context_with_room_for_a_token);
     tcase_add_test(c, a_wrong_number_is_named_with_its_value);
     tcase_add_test(c, an_id_outside_the_vocabulary_is_named);

@@ -4,6 +4,7 @@
 #include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 
 /* gRPC takes a fresh block for each read, and glibc gives large ones back to the kernel at once, so
  * that every byte of a bulk stream would be page-faulted again: 125 k faults for 4 GB, 14 k with
@@ -15,11 +16,24 @@ static void keep_freed_memory(void)
     mallopt(M_TOP_PAD, 64 << 20);
 }
 
+/* gRPC's listener stops for good at the first accept that finds no free descriptor, so the soft
+ * limit, often 1,024, must not be what idle connections run into. */
+static void allow_many_files(void)
+{
+    struct rlimit files;
+
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < files.rlim_max) {
+        files.rlim_cur = files.rlim_max;
+        (void)setrlimit(RLIMIT_NOFILE, &files); /* the old limit stays: no reason not to serve */
+    }
+}
+
 void transport_start(void)
 {
     sigset_t all, before;
 
     keep_freed_memory();
+    allow_many_files();
     /* The library writes a line to stderr for each failure, which a peer can make happen at will.
      * What matters comes back as a status; GRPC_VERBOSITY=ERROR or INFO in the environment shows
      * the rest. */
