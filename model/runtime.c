@@ -78,6 +78,10 @@ static int open_cache(const struct runtime_config *config, struct runtime *r, st
     int rc;
 
     c.page_tokens = config->page_tokens != 0 ? config->page_tokens : KV_PAGE_TOKENS_DEFAULT;
+    rc = kv_geometry_check(&r->geometry, &refused);
+    if (rc < 0)
+        return kv_fail(why, MODEL_ERR_OPTION, "--kv-precision %s: %s",
+                       kv_precision_name(r->geometry.precision), refused.text);
     rc = kv_layout_init(&layout, &r->geometry, c.page_tokens, &refused);
     if (rc < 0)
         return kv_fail(why, MODEL_ERR_OPTION, "--page %u: %s", c.page_tokens, refused.text);

@@ -19,8 +19,8 @@ status_names_the_precision_that_is_served() {
 
 heads_that_are_not_whole_32s_refuse_q8_by_name() {
     for node in prefill decode; do
-        expect_exit 1 "$BUILD/$node/baton-$node" --model "$tiny/tiny-q4_1.gguf" --kv-precision q8
-        expect err 'tiny-q4_1\.gguf: head_dim is 16: precision q8 needs a multiple of 32$'
+        expect_exit 2 "$BUILD/$node/baton-$node" --model "$tiny/tiny-q4_1.gguf" --kv-precision q8
+        expect err '--kv-precision q8: head_dim is 16: precision q8 needs a multiple of 32$'
     done
 }
 
