@@ -233,25 +233,13 @@ no_front:
     return rc;
 }
 
-/* Before the model is read, which takes seconds. */
-static int check_port(const char *listen)
-{
-    char error[TRANSPORT_DETAIL_BYTES] = "";
-
-    if (transport_listen_check(listen, error) == 0)
-        return NODE_EXIT_OK;
-    fail(error, "");
-    return NODE_EXIT_UNAVAILABLE;
-}
-
 int decode_serve(const struct decode_options *options)
 {
     struct decode_node node = {.options = options};
-    int rc = check_port(options->serve.listen);
+    int rc = node_serve_begin(&options->serve, "baton-decode");
 
     if (rc != NODE_EXIT_OK)
         return rc;
-    node_serve_loading(&options->serve);
     node.max_requests = options->serve.queue + options->max_batch + DECODE_EXTRA_CALLS;
     rc = open_model(&node);
     if (rc == NODE_EXIT_OK)

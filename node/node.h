@@ -222,8 +222,9 @@ enum { NODE_SERVE_OPTIONS = 14 };
 void node_serve_options(struct node_serve *s, struct node_option *out);
 /* A quarter of the memory that is available now, at most 2 GiB, at least 64 MiB. */
 uint64_t node_default_kv_bytes(void);
-/* Log that the model is being opened, which takes a while. */
-void node_serve_loading(const struct node_serve *s);
+/* Before the model is opened, which takes seconds: check that the address can be listened on, and
+ * log that the model comes next.  0, or an exit code and a message on stderr. */
+int node_serve_begin(const struct node_serve *s, const char *program);
 /* Say on stdout and in the port file, where one is asked for, that the node listens there.  0 or -1
  * (the port file cannot be written). */
 int node_serve_ready(const struct node_serve *s, const char *program, int port);

@@ -1,6 +1,8 @@
 /* The part of the command line that the prefill and the decode node share. */
 #include "node/node.h"
 
+#include "transport/transport.h"
+
 #include <errno.h>
 #include <inttypes.h>
 #include <string.h>
@@ -85,11 +87,16 @@ uint64_t node_default_kv_bytes(void)
     return n < KV_BYTES_FLOOR ? KV_BYTES_FLOOR : n;
 }
 
-void node_serve_loading(const struct node_serve *s)
+int node_serve_begin(const struct node_serve *s, const char *program)
 {
-    char model[4096];
+    char error[TRANSPORT_DETAIL_BYTES] = "", model[4096];
 
+    if (transport_listen_check(s->listen, error) < 0) {
+        fprintf(stderr, "%s: %s\n", program, error);
+        return NODE_EXIT_UNAVAILABLE;
+    }
     node_log(NODE_INFO, "loading", "model=%s", node_quote(model, sizeof(model), s->model));
+    return NODE_EXIT_OK;
 }
 
 /* Beside the name and then renamed, so that who waits for the file never reads half a number. */

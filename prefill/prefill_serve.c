@@ -137,25 +137,13 @@ static int run_threads(struct prefill_node *node)
     return rc;
 }
 
-/* Before the model is read, which takes seconds. */
-static int check_port(const char *listen)
-{
-    char error[TRANSPORT_DETAIL_BYTES] = "";
-
-    if (transport_listen_check(listen, error) == 0)
-        return NODE_EXIT_OK;
-    fprintf(stderr, "baton-prefill: %s\n", error);
-    return NODE_EXIT_UNAVAILABLE;
-}
-
 int prefill_serve(const struct node_serve *options)
 {
     struct prefill_node node = {.options = options};
-    int rc = check_port(options->listen);
+    int rc = node_serve_begin(options, "baton-prefill");
 
     if (rc != NODE_EXIT_OK)
         return rc;
-    node_serve_loading(options);
     rc = open_runtime(&node);
     if (rc != NODE_EXIT_OK)
         return rc;
