@@ -17,12 +17,14 @@ void *__wrap_realloc(void *p, size_t n);
 /* Allocations that still succeed. */
 static uint64_t allocs_left = UINT64_MAX;
 static bool alloc_failed;
+/* Only the one that comes when none is left fails, and those after it succeed again. */
+static bool alloc_fails_once;
 
 static inline bool alloc_fails(void)
 {
     if (allocs_left == UINT64_MAX || allocs_left-- > 0)
         return false;
-    allocs_left = 0;
+    allocs_left = alloc_fails_once ? UINT64_MAX : 0;
     alloc_failed = true;
     return true;
 }

@@ -4,6 +4,7 @@
  * Method: the tiny models of make_tiny_gguf.py are read and then bent, field by field from a table,
  * cut at every byte of their metadata, and damaged at random (fixed seed; the sanitizer presets
  * watch).  Every allocation of the reader fails once. */
+#include "fail_alloc.h"
 #include "gguf_image.h"
 #include "model/gguf_internal.h"
 #include "vocab_file.h"
@@ -18,30 +19,6 @@
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
-
-/* ---- Allocations that fail when asked to ---- */
-
-static long fail_at = -1; /* the allocation that fails, counted down; negative: none */
-
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-
-static bool fails_now(void)
-{
-    return fail_at >= 0 && fail_at-- == 0;
-}
-
-void *__wrap_malloc(size_t n)
-{
-    return fails_now() ? NULL : __real_malloc(n);
-}
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return fails_now() ? NULL : __real_calloc(n, size);
-}
 
 /* ---- Good files ---- */
 
@@ -680,11 +657,12 @@ START_TEST(every_allocation_that_fails_is_an_error)
     struct kv_why why = {""};
     char path[64];
     int fd = image_file(&im, path), rc = MODEL_ERR_NOMEM;
-    long n;
+    uint64_t n;
 
+    alloc_fails_once = true;
     for (n = 0; rc != 0; n++) {
-        ck_assert_int_lt(n, 100);
-        fail_at = n;
+        ck_assert_uint_lt(n, 100);
+        allocs_left = n;
         rc = gguf_open(path, &g, &why);
         if (rc != 0) {
             ck_assert_int_eq(rc, MODEL_ERR_NOMEM);
@@ -692,8 +670,8 @@ START_TEST(every_allocation_that_fails_is_an_error)
             ck_assert_ptr_null(g);
         }
     }
-    fail_at = -1;
-    ck_assert_int_gt(n, 8);
+    allocs_left = UINT64_MAX;
+    ck_assert_uint_gt(n, 8);
     gguf_close(g);
     close(fd);
     image_release(&im);

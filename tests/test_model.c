@@ -4,41 +4,19 @@
  * Method: the tiny models are opened with every kernel set that this machine runs, then bent, key
  * by key and tensor by tensor, and damaged at random.  What the forward pass makes of the bound
  * weights is tested with the engine. */
+#include "fail_alloc.h"
 #include "gguf_image.h"
 #include "model/gguf_internal.h"
 #include "model/model_internal.h"
 #include "vocab_file.h"
 
 #include <check.h>
+#include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* ---- Allocations that fail when asked to ---- */
-
-static long fail_at = -1; /* the allocation that fails, counted down; negative: none */
-
-void *__real_malloc(size_t n);
-void *__real_calloc(size_t n, size_t size);
-void *__wrap_malloc(size_t n);
-void *__wrap_calloc(size_t n, size_t size);
-
-static bool fails_now(void)
-{
-    return fail_at >= 0 && fail_at-- == 0;
-}
-
-void *__wrap_malloc(size_t n)
-{
-    return fails_now() ? NULL : __real_malloc(n);
-}
-
-void *__wrap_calloc(size_t n, size_t size)
-{
-    return fails_now() ? NULL : __real_calloc(n, size);
-}
 
 /* ---- Good models ---- */
 
@@ -860,20 +838,21 @@ START_TEST(every_allocation_that_fails_is_an_error)
     struct model *m = NULL;
     struct kv_why why = {""};
     int rc = MODEL_ERR_NOMEM;
-    long n;
+    uint64_t n;
 
     ck_assert_int_eq(image_open(&im, &g, NULL), 0);
+    alloc_fails_once = true;
     for (n = 0; rc != 0; n++) {
-        ck_assert_int_lt(n, 200);
-        fail_at = n;
+        ck_assert_uint_lt(n, 200);
+        allocs_left = n;
         rc = model_open(g, NULL, &m, &why);
         if (rc != 0) {
-            ck_assert_msg(rc == MODEL_ERR_NOMEM, "%ld: %d %s", n, rc, why.text);
+            ck_assert_msg(rc == MODEL_ERR_NOMEM, "%" PRIu64 ": %d %s", n, rc, why.text);
             ck_assert_ptr_null(m);
         }
     }
-    fail_at = -1;
-    ck_assert_int_gt(n, 4);
+    allocs_left = UINT64_MAX;
+    ck_assert_uint_gt(n, 4);
     model_close(m);
     gguf_close(g);
     image_release(&im);
