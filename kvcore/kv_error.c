@@ -26,6 +26,10 @@ const char *kv_strerror(int rc)
         return "out of order";
     case KV_ERR_LIMIT:
         return "over the limit";
+    case KV_ERR_IO:
+        return "input/output error";
+    case KV_ERR_NOT_FOUND:
+        return "not found";
     default:
         return "unknown error";
     }

@@ -50,6 +50,8 @@ enum kv_error {
     KV_ERR_MISMATCH = -7, /* well formed, but of another model, geometry, namespace or request */
     KV_ERR_ORDER = -8,    /* a frame leaves a gap, overlaps, or lies past the declared bound */
     KV_ERR_LIMIT = -9,    /* a declared length is over its limit */
+    KV_ERR_IO = -10,      /* the disk or the file system failed */
+    KV_ERR_NOT_FOUND = -11,
 };
 
 /* A short English name of rc ("full", "busy", ...).  Never NULL. */
