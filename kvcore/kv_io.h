@@ -5,6 +5,14 @@
  * way; it belongs to one thread at a time.  Errors are negative errno values; wait() reports those
  * of the operations themselves.  A name is a plain file name, never a path.
  *
+ * What users of a queue owe it:
+ * - From submit() until its completion an operation's bytes are the disk's: neither written to nor
+ *   believed.  A file is not cut, synced or closed while an operation on it is under way.
+ * - A tag is used once in a queue's life (next_tag counts).  Completions may come in any order,
+ * twice, or for operations long given up: one whose tag is not under way is ignored.
+ * - A result shorter than asked for, -EINTR and -EAGAIN say to submit the rest again (0 of a read:
+ *   the file ends there; 0 of a write: an error).
+ *
  * Of the machine's own disk there are kinds, the fastest that works is chosen when it is opened:
  * io_uring with O_DIRECT and registered buffers, without registration, without O_DIRECT; and where
  * io_uring is not allowed, pwrite and pread on the spot.  kv_disk_describe() says which. */
@@ -63,9 +71,12 @@ struct kv_disk_ops {
 
     /* A file number >= 0. */
     int (*open)(struct kv_disk *disk, const char *name, enum kv_disk_open how);
-    int (*allocate)(struct kv_disk *disk, int file, uint64_t bytes); /* -ENOSPC before any write */
+    /* Take the space: -ENOSPC before any write.  The length may become as much. */
+    int (*allocate)(struct kv_disk *disk, int file, uint64_t bytes);
     int (*truncate)(struct kv_disk *disk, int file, uint64_t bytes);
-    int (*sync)(struct kv_disk *disk, int file); /* data, and what is needed to find it */
+    /* Data, and what is needed to find it in the file; the name is sync_directory()'s.  After an
+     * error what was written is lost, whatever a later sync says. */
+    int (*sync)(struct kv_disk *disk, int file);
     void (*close_file)(struct kv_disk *disk, int file);
     /* Read what the operating system has in memory, without touching the disk: bytes, perhaps
      * fewer than asked for; -EAGAIN where it has not; any alignment. */
@@ -91,6 +102,7 @@ struct kv_queue {
     unsigned char **buffers; /* [n_buffers], each KV_IO_ALIGN aligned, [buffer_bytes] */
     uint32_t n_buffers;
     uint32_t buffer_bytes; /* a multiple of KV_IO_ALIGN */
+    uint64_t next_tag;     /* for its users, who take one for each operation; starts at 0 */
 };
 
 /* The machine's disk: a directory, made (0700) where it is not there, and locked against a second

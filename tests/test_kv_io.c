@@ -255,7 +255,7 @@ START_TEST(names_are_listed_and_times_kept)
     int n = 0, file;
 
     for (int i = 0; i < 3; i++) {
-        char name[8];
+        char name[16];
 
         snprintf(name, sizeof(name), "f%d", i);
         file = disk->ops->open(disk, name, KV_DISK_CREATE);
