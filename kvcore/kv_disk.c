@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/uio.h>
 #include <time.h>
@@ -119,9 +120,11 @@ static int disk_sync_directory(struct kv_disk *disk)
 
 /* ---- Files ---- */
 
+static const struct kv_disk_file no_file = {.fd = -1, .cached = -1};
+
 struct kv_disk_file kv_disk_file(struct kv_machine_disk *disk, int file)
 {
-    struct kv_disk_file found = {-1, -1};
+    struct kv_disk_file found = no_file;
 
     pthread_mutex_lock(&disk->lock);
     if (file >= 0 && (uint32_t)file < disk->n_files)
@@ -162,11 +165,27 @@ static void close_descriptors(struct kv_disk_file f)
         close(f.fd);
     if (f.cached >= 0)
         close(f.cached);
+    if (f.map != NULL)
+        munmap(f.map, f.map_bytes);
 }
 
 static bool is_regular(int fd, struct stat *st)
 {
     return fstat(fd, st) == 0 && S_ISREG(st->st_mode);
+}
+
+/* Without a mapping the page cache is not used. */
+static void map_file(struct kv_disk_file *f, uint64_t bytes)
+{
+    void *map;
+
+    if (bytes == 0 || bytes > SIZE_MAX)
+        return;
+    map = mmap(NULL, bytes, PROT_READ, MAP_SHARED, f->cached, 0);
+    if (map == MAP_FAILED)
+        return;
+    f->map = map;
+    f->map_bytes = bytes;
 }
 
 /* Open for reading, twice where direct: both of one file, also while a rename replaces it. */
@@ -177,7 +196,7 @@ static int open_to_read(struct kv_machine_disk *disk, const char *name, struct k
 
     do {
         close_descriptors(*out);
-        *out = (struct kv_disk_file){-1, -1};
+        *out = no_file;
         out->cached = openat(disk->directory, name, flags);
         if (out->cached < 0)
             return -errno;
@@ -187,13 +206,14 @@ static int open_to_read(struct kv_machine_disk *disk, const char *name, struct k
         if (!is_regular(out->fd, &first) || !is_regular(out->cached, &second))
             return -EINVAL;
     } while (first.st_ino != second.st_ino);
+    map_file(out, (uint64_t)first.st_size);
     return 0;
 }
 
 static int disk_open(struct kv_disk *base, const char *name, enum kv_disk_open how)
 {
     struct kv_machine_disk *disk = machine(base);
-    struct kv_disk_file f = {-1, -1};
+    struct kv_disk_file f = no_file;
     int rc = 0;
 
     if (!is_plain(name))
@@ -218,12 +238,12 @@ static int disk_open(struct kv_disk *base, const char *name, enum kv_disk_open h
 static void disk_close_file(struct kv_disk *base, int file)
 {
     struct kv_machine_disk *disk = machine(base);
-    struct kv_disk_file f = {-1, -1};
+    struct kv_disk_file f = no_file;
 
     pthread_mutex_lock(&disk->lock);
     if (file >= 0 && (uint32_t)file < disk->n_files) {
         f = disk->files[file];
-        disk->files[file] = (struct kv_disk_file){-1, -1};
+        disk->files[file] = no_file;
     }
     pthread_mutex_unlock(&disk->lock);
     close_descriptors(f);
@@ -256,17 +276,42 @@ static int disk_sync(struct kv_disk *disk, int file)
     return result(fdatasync(kv_disk_file(machine(disk), file).fd));
 }
 
+/* How many of the first len bytes from the offset on are in memory; looks at 4 MiB or more of
+ * them. */
+static size_t resident(const struct kv_disk_file *f, size_t len, uint64_t offset)
+{
+    enum { N_PAGES = 1024 };
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    const size_t start = offset / page * page;
+    unsigned char in_memory[N_PAGES];
+    size_t span, known = 0;
+
+    if (f->map == NULL || offset >= f->map_bytes)
+        return 0;
+    span = f->map_bytes - offset < len ? f->map_bytes - start : offset - start + len;
+    span = span < N_PAGES * page ? span : N_PAGES * page;
+    if (mincore((char *)f->map + start, span, in_memory) < 0)
+        return 0;
+    for (size_t i = 0; known < span && (in_memory[i] & 1); i++)
+        known += page;
+    known = known < span ? known : span;
+    return known > offset - start ? known - (offset - start) : 0;
+}
+
 static int64_t disk_read_cached(struct kv_disk *disk, int file, void *dst, size_t len,
                                 uint64_t offset)
 {
-    const int fd = kv_disk_file(machine(disk), file).cached;
-    struct iovec into = {dst, len};
+    const struct kv_disk_file f = kv_disk_file(machine(disk), file);
+    struct iovec into = {dst, 0};
     ssize_t n;
 
     if (offset > INT64_MAX)
         return -EINVAL;
+    into.iov_len = resident(&f, len, offset);
+    if (into.iov_len == 0)
+        return -EAGAIN;
     do
-        n = preadv2(fd, &into, 1, (off_t)offset, RWF_NOWAIT);
+        n = preadv2(f.cached, &into, 1, (off_t)offset, RWF_NOWAIT);
     while (n < 0 && errno == EINTR);
     if (n >= 0)
         return n;

@@ -8,10 +8,13 @@
 #include <pthread.h>
 
 /* An open file.  A file to read has a second descriptor without O_DIRECT, for what the page cache
- * has. */
+ * has, and a mapping that is only asked what that is: a read that finds nothing there, RWF_NOWAIT
+ * or not, starts to read ahead. */
 struct kv_disk_file {
-    int fd;     /* -1: this number is free */
-    int cached; /* -1: none */
+    int fd;           /* -1: this number is free */
+    int cached;       /* -1: none */
+    void *map;        /* NULL: none */
+    size_t map_bytes; /* the file's when it was opened */
 };
 
 struct kv_machine_disk {
