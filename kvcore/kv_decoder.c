@@ -337,6 +337,35 @@ static int check_header_fields(const unsigned char *r, const struct kv_snapshot_
     return 0;
 }
 
+int kv_header_parse(const unsigned char *record, size_t len, struct kv_snapshot_header *out,
+                    struct kv_why *why)
+{
+    const struct iovec piece = {(void *)(uintptr_t)record, len};
+    unsigned char fixed[KV_HEADER_IDS];
+    struct kv_snapshot_header h;
+    size_t total;
+    int rc = read_fixed(&piece, 1, KV_MAGIC_HEADER, "header", fixed, sizeof(fixed), &total, why);
+
+    if (rc == 0)
+        rc = check_header_form(fixed, total, why);
+    if (rc == 0)
+        rc = check_crc(&piece, 1, 0, total, fixed, "header", why);
+    if (rc < 0)
+        return rc;
+    parse_header(fixed, &h);
+    rc = check_header_fields(fixed, &h, KV_MAX_POSITIONS, why);
+    if (rc == 0 && kv_geometry_check(&h.geometry, why) < 0)
+        rc = KV_ERR_FORMAT; /* it is not our caller's argument here */
+    if (rc == 0 && h.frame_positions != kv_frame_positions(&h.geometry))
+        rc = kv_fail(why, KV_ERR_FORMAT, "frame_positions is %u, of this geometry %u",
+                     h.frame_positions, kv_frame_positions(&h.geometry));
+    if (rc < 0)
+        return rc;
+    h.base_ids = (const uint32_t *)(const void *)(record + KV_HEADER_IDS);
+    *out = h;
+    return 0;
+}
+
 /* Feed the header's base ids into an empty prefix, a frame's worth at a time. */
 static void feed_base(struct kv_decoder *d, const struct iovec *src, size_t n_src,
                       struct kv_prefix *p, uint32_t base)
@@ -482,6 +511,14 @@ int kv_decoder_frame(struct kv_decoder *d, const struct iovec *src, size_t n_src
         .digest = digest,
     };
     return 0;
+}
+
+void kv_decoder_skip(struct kv_decoder *d, uint32_t first, const struct kv_digest *digest)
+{
+    assert(d->state == WANT_FRAME && d->n_frames == 0);
+    assert(first % d->header.frame_positions == 0 && first > d->prefix.n);
+    d->prefix.border = *digest;
+    d->prefix.n = first;
 }
 
 /* ---- Sections and seal ---- */

@@ -178,13 +178,19 @@ static int check_base(struct kv_encoder *e, const struct kv_context *ctx)
     return 0;
 }
 
-static int check_frame(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count)
+/* Whether the next frame may have so many positions. */
+static int check_count(const struct kv_encoder *e, uint32_t count)
+{
+    if (e->last_kind != 0 || e->sealed)
+        return KV_ERR_ORDER;
+    return count > 0 && count <= frame_room(e) ? 0 : KV_ERR_INVALID;
+}
+
+static int check_context(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count)
 {
     const struct kv_geometry *g = &e->header.geometry, *have = &ctx->cache->layout.geometry;
 
-    if (e->last_kind != 0 || e->sealed)
-        return KV_ERR_ORDER;
-    if (count == 0 || count > frame_room(e) || count + e->prefix.n > kv_context_settled(ctx))
+    if (count + e->prefix.n > kv_context_settled(ctx))
         return KV_ERR_INVALID;
     if (g->n_layers != have->n_layers || g->n_kv_heads != have->n_kv_heads ||
         g->head_dim != have->head_dim || g->precision != have->precision ||
@@ -193,22 +199,13 @@ static int check_frame(struct kv_encoder *e, const struct kv_context *ctx, uint3
     return e->base_checked ? 0 : check_base(e, ctx);
 }
 
-int kv_encoder_frame(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count, void *dst)
+/* Write what stands before the rows, which are at dst already; the ids are e->ids. */
+static void end_frame(struct kv_encoder *e, uint32_t count, unsigned char *r)
 {
     const uint32_t first = e->prefix.n;
-    const size_t bytes = kv_encoder_frame_bytes(e, count);
-    unsigned char *r = dst;
     struct kv_digest digest;
     uint32_t crc;
-    int rc = check_frame(e, ctx, count);
 
-    if (rc < 0)
-        return rc;
-    rc = kv_context_ids(ctx, first, count, e->ids);
-    if (rc == 0)
-        rc = kv_context_gather(ctx, first, count, r + KV_FRAME_IDS + count * sizeof(*e->ids));
-    if (rc < 0)
-        return rc;
     kv_prefix_ahead(&e->prefix, e->ids, count, &digest);
     memcpy(r, KV_MAGIC_FRAME, 4);
     kv_put_u32(r, KV_FRAME_FIRST, first);
@@ -216,11 +213,51 @@ int kv_encoder_frame(struct kv_encoder *e, const struct kv_context *ctx, uint32_
     memcpy(r + KV_FRAME_DIGEST, digest.bytes, sizeof(digest.bytes));
     memcpy(r + KV_FRAME_IDS, e->ids, count * sizeof(*e->ids));
     crc = kv_crc32c(kv_record_seed(e->header.snapshot_id, first), r + KV_RECORD_BODY,
-                    bytes - KV_RECORD_BODY);
+                    kv_encoder_frame_bytes(e, count) - KV_RECORD_BODY);
     kv_put_u32(r, KV_RECORD_CRC, crc);
     kv_root_add_frame(&e->root, first, count, &digest, crc);
     kv_prefix_feed(&e->prefix, e->ids, count);
     e->n_frames++;
+}
+
+int kv_encoder_frame(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count, void *dst)
+{
+    unsigned char *r = dst;
+    int rc = check_count(e, count);
+
+    if (rc == 0)
+        rc = check_context(e, ctx, count);
+    if (rc == 0)
+        rc = kv_context_ids(ctx, e->prefix.n, count, e->ids);
+    if (rc == 0)
+        rc = kv_context_gather(ctx, e->prefix.n, count, r + KV_FRAME_IDS + count * sizeof(*e->ids));
+    if (rc == 0)
+        end_frame(e, count, r);
+    return rc;
+}
+
+int kv_encoder_frame_rows(struct kv_encoder *e, const uint32_t *ids, const struct iovec *rows,
+                          size_t n_rows, uint32_t count, void *dst)
+{
+    const size_t bytes = count * kv_position_bytes(&e->header.geometry);
+    unsigned char *r = dst;
+    unsigned char *to = r + KV_FRAME_IDS + count * sizeof(*ids);
+    size_t total = 0;
+    int rc = check_count(e, count);
+
+    for (size_t i = 0; i < n_rows; i++)
+        if (__builtin_add_overflow(total, rows[i].iov_len, &total))
+            return KV_ERR_INVALID;
+    if (rc == 0 && total != bytes)
+        rc = KV_ERR_INVALID;
+    if (rc < 0)
+        return rc;
+    memcpy(e->ids, ids, count * sizeof(*ids));
+    for (size_t i = 0; i < n_rows; i++) {
+        memcpy(to, rows[i].iov_base, rows[i].iov_len);
+        to += rows[i].iov_len;
+    }
+    end_frame(e, count, r);
     return 0;
 }
 

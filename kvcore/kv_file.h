@@ -32,11 +32,19 @@ struct kv_file_info {
     uint32_t n_positions;
     uint32_t n_frames;
     uint32_t n_sections;
-    struct kv_file_section sections[2];
+    struct kv_file_section sections[2]; /* [n_sections] */
     const struct kv_file_frame *frames; /* [n_frames], of the file, as long as it is open */
     uint64_t bytes;                     /* exact length */
     struct kv_digest root;
 };
+
+/* A queue for files of this geometry: its buffers hold a whole frame each, and several small ones
+ * (2 MiB).  Reading and writing want one at least as large (else KV_ERR_INVALID). */
+int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_queue **out,
+                  struct kv_why *why);
+
+/* How long a buffer must be at least. */
+size_t kv_file_frame_room(const struct kv_geometry *g);
 
 /* ---- Reading ---- */
 
@@ -46,7 +54,8 @@ struct kv_file;
  * index, and the root over what they say.  KV_ERR_FORMAT, KV_ERR_CHECK, KV_ERR_LIMIT name the part
  * ("footer", "header", "index", "frame 3", ...) and the value; no allocation before its length was
  * checked against the file's. */
-int kv_file_open(struct kv_disk *disk, const char *name, struct kv_file **out, struct kv_why *why);
+int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out,
+                 struct kv_why *why);
 void kv_file_close(struct kv_file *file);
 const struct kv_file_info *kv_file_info(const struct kv_file *file);
 
@@ -59,6 +68,10 @@ typedef int kv_file_sink(void *arg, uint32_t first, uint32_t count, const uint32
  * frames are under way meanwhile.  first >= base. */
 int kv_file_read(struct kv_file *file, struct kv_queue *queue, uint32_t first, uint32_t end,
                  kv_file_sink *sink, void *arg, struct kv_why *why);
+
+/* The ids of frame i alone, checked by its digest; ids has room for its count. */
+int kv_file_frame_ids(struct kv_file *file, struct kv_queue *queue, uint32_t i, uint32_t *ids,
+                      struct kv_why *why);
 
 /* The data of a section, to be freed by the caller; *len 0 and *data NULL where there is none. */
 int kv_file_section(struct kv_file *file, struct kv_queue *queue, enum kv_section kind, void **data,
@@ -76,14 +89,15 @@ uint64_t kv_file_bytes(const struct kv_geometry *g, uint32_t base, uint32_t n, s
                        size_t session_bytes);
 
 /* Create the file and allocate `bytes`, then write the header.  KV_ERR_FULL: no space. */
-int kv_file_create(struct kv_disk *disk, struct kv_queue *queue, const char *name, uint64_t bytes,
+int kv_file_create(struct kv_queue *queue, const char *name, uint64_t bytes,
                    const struct kv_snapshot_header *header, struct kv_file_writer **out,
                    struct kv_why *why);
 /* The next positions, up to end, from a context that holds them; they must be committed and may
  * not change meanwhile (a fork, or frozen). */
 int kv_file_write_context(struct kv_file_writer *w, const struct kv_context *ctx, uint32_t end,
                           struct kv_why *why);
-/* The next count positions, from memory. */
+/* The next count positions, from memory.  Frames end at multiples of F: what does not fill one yet
+ * waits for the next call, or a section, or the end.  (After it nothing comes: KV_ERR_ORDER.) */
 int kv_file_write_rows(struct kv_file_writer *w, const uint32_t *ids, uint32_t count,
                        const struct iovec *rows, size_t n_rows, struct kv_why *why);
 /* After the last position, kinds in rising order. */

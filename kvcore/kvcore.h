@@ -357,6 +357,10 @@ size_t kv_encoder_frame_bytes(const struct kv_encoder *e, uint32_t count);
  * are committed or than the frame may take.  KV_ERR_MISMATCH: ctx has another geometry, namespace,
  * or other ids below the base.  KV_ERR_ORDER: after a section or the seal. */
 int kv_encoder_frame(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count, void *dst);
+/* The same from memory: ids [count], rows position-major in pieces that add up to count positions
+ * (else KV_ERR_INVALID).  Whose rows they are is the caller's to know. */
+int kv_encoder_frame_rows(struct kv_encoder *e, const uint32_t *ids, const struct iovec *rows,
+                          size_t n_rows, uint32_t count, void *dst);
 
 size_t kv_encoder_section_bytes(size_t len);
 /* After the last frame, each kind at most once and in rising order (else KV_ERR_ORDER). */

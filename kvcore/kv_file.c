@@ -1,0 +1,61 @@
+#include "kvcore/kv_file.h"
+#include "kvcore/kv_record.h"
+
+enum {
+    BUFFER_BYTES = 2 * 1024 * 1024,           /* of a queue for ordinary geometries */
+    QUEUE_BYTES = KV_IO_DEPTH * BUFFER_BYTES, /* bound of one for larger ones, but for: */
+    MIN_BUFFERS = 2,
+};
+
+static uint64_t blocks(uint64_t bytes)
+{
+    return (bytes + KV_FILE_BLOCK - 1) / KV_FILE_BLOCK * KV_FILE_BLOCK;
+}
+
+/* The longest frame record, with the gap before it and the block that it shares with the next. */
+size_t kv_file_frame_room(const struct kv_geometry *g)
+{
+    const size_t f = kv_frame_positions(g);
+
+    return blocks(KV_FRAME_IDS + f * (sizeof(uint32_t) + kv_position_bytes(g))) + 2 * KV_FILE_BLOCK;
+}
+
+int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_queue **out,
+                  struct kv_why *why)
+{
+    const size_t room = kv_file_frame_room(g);
+    const size_t bytes = room > BUFFER_BYTES ? room : BUFFER_BYTES;
+    size_t n = QUEUE_BYTES / bytes;
+    int rc;
+
+    if (n < MIN_BUFFERS)
+        n = MIN_BUFFERS;
+    rc = disk->ops->queue_open(disk, (uint32_t)n, (uint32_t)bytes, out);
+    if (rc < 0)
+        return kv_io_error(why, rc, "open", "a queue");
+    return 0;
+}
+
+static uint64_t section_end(uint64_t end, size_t len)
+{
+    return len == 0 ? end : kv_record_place(end, KV_SECTION_DATA) + KV_SECTION_DATA + len;
+}
+
+uint64_t kv_file_bytes(const struct kv_geometry *g, uint32_t base, uint32_t n, size_t logits_bytes,
+                       size_t session_bytes)
+{
+    const uint32_t f = kv_frame_positions(g);
+    const uint64_t position = kv_position_bytes(g);
+    uint64_t end = KV_HEADER_IDS + base * (uint64_t)sizeof(uint32_t);
+    uint64_t n_frames = 0;
+
+    for (uint32_t first = base; first < n; n_frames++) {
+        const uint32_t room = f - first % f, count = n - first < room ? n - first : room;
+        const size_t before = KV_FRAME_IDS + count * sizeof(uint32_t);
+
+        end = kv_record_place(end, before) + before + count * position;
+        first += count;
+    }
+    end = section_end(section_end(end, logits_bytes), session_bytes);
+    return blocks(blocks(end) + KV_INDEX_FRAMES + n_frames * KV_INDEX_STRIDE) + KV_FILE_BLOCK;
+}
