@@ -462,13 +462,13 @@ END_TEST
 
 START_TEST(each_error_has_a_name_of_its_own)
 {
-    for (int rc = KV_ERR_LIMIT; rc <= KV_OK; rc++) {
+    for (int rc = KV_ERR_NOT_FOUND; rc <= KV_OK; rc++) {
         ck_assert_ptr_nonnull(kv_strerror(rc));
         ck_assert_str_ne(kv_strerror(rc), kv_strerror(1));
-        for (int other = KV_ERR_LIMIT; other < rc; other++)
+        for (int other = KV_ERR_NOT_FOUND; other < rc; other++)
             ck_assert_str_ne(kv_strerror(rc), kv_strerror(other));
     }
-    ck_assert_str_eq(kv_strerror(KV_ERR_LIMIT - 1), kv_strerror(1));
+    ck_assert_str_eq(kv_strerror(KV_ERR_NOT_FOUND - 1), kv_strerror(1));
 }
 END_TEST
 
