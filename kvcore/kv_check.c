@@ -168,7 +168,7 @@ static int check_children(const struct audit *a, const struct kv_node *node, uin
 
         if (kid->up != node || kid->n_edge == 0 || kid->edge[0] != kid->first_id)
             return FAIL(a, "a child at id %u does not hang where it should", kid->first_id);
-        if (kv_node_child(&a->cache->tree, node, kid->first_id) != kid)
+        if (kv_index_find(&a->cache->tree.index, node, kid->first_id) != kid)
             return FAIL(a, "a child at id %u is not found", kid->first_id);
         if (next != NULL && next->first_id <= kid->first_id)
             return FAIL(a, "children are out of order at id %u", kid->first_id);
@@ -245,6 +245,8 @@ static int check_tree(struct audit *a)
 
     if (rc == 0)
         rc = check_equal(a, "n_nodes", tree->n_nodes, t.n_nodes);
+    if (rc == 0)
+        rc = check_equal(a, "nodes in the index", tree->index.n_nodes, t.n_nodes);
     if (rc == 0)
         rc = check_equal(a, "entries at nodes", tree->n_entries, t.n_entries);
     if (rc == 0)

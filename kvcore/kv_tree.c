@@ -11,7 +11,8 @@ enum { ALLOC_BYTES = 16 };
 
 size_t kv_tree_node_bytes(uint32_t n_edge)
 {
-    return sizeof(struct kv_node) + n_edge * sizeof(uint32_t) + 2 * ALLOC_BYTES;
+    return sizeof(struct kv_node) + n_edge * sizeof(uint32_t) + 2 * ALLOC_BYTES +
+           KV_INDEX_NODE_BYTES;
 }
 
 size_t kv_tree_entry_bytes(uint32_t n_pages, uint32_t n_logits)
@@ -92,44 +93,6 @@ static void copy_ids(uint32_t *dst, const struct kv_key *key, uint32_t at)
     }
 }
 
-/* ---- The index: chains of nodes by parent and first id ---- */
-
-static struct kv_node **index_chain(const struct kv_tree *tree, const struct kv_node *up,
-                                    uint32_t first_id)
-{
-    uint64_t h = (uint64_t)(uintptr_t)up / 16 + first_id * 0x9e3779b97f4a7c15u;
-
-    h = (h ^ h >> 32) * 0xd6e8feb86659fd93u;
-    return &tree->index[(h >> 32) & (tree->n_index - 1)];
-}
-
-static void index_add(struct kv_tree *tree, struct kv_node *node)
-{
-    struct kv_node **chain = index_chain(tree, node->up, node->first_id);
-
-    node->next = *chain;
-    *chain = node;
-}
-
-static void index_remove(struct kv_tree *tree, struct kv_node *node)
-{
-    struct kv_node **link = index_chain(tree, node->up, node->first_id);
-
-    while (*link != node)
-        link = &(*link)->next;
-    *link = node->next;
-}
-
-struct kv_node *kv_node_child(const struct kv_tree *tree, const struct kv_node *node,
-                              uint32_t first_id)
-{
-    struct kv_node *kid = *index_chain(tree, node, first_id);
-
-    while (kid != NULL && (kid->up != node || kid->first_id != first_id))
-        kid = kid->next;
-    return kid;
-}
-
 /* ---- Children: a treap by first id, the highest priority on top ---- */
 
 /* An id's bits well mixed (the finisher of MurmurHash3). */
@@ -199,7 +162,7 @@ static void add_child(struct kv_tree *tree, struct kv_node *node, struct kv_node
     *left = *right = NULL;
     kid->up = node;
     node->unmerged = false;
-    index_add(tree, kid);
+    kv_index_add(&tree->index, kid);
 }
 
 static void remove_child(struct kv_tree *tree, struct kv_node *node, struct kv_node *kid)
@@ -207,7 +170,7 @@ static void remove_child(struct kv_tree *tree, struct kv_node *node, struct kv_n
     struct kv_node **link = child_link(node, kid->first_id), *a = kid->left, *b = kid->right;
 
     assert(*link == kid);
-    index_remove(tree, kid);
+    kv_index_remove(&tree->index, kid);
     while (a != NULL && b != NULL) {
         if (priority(a) >= priority(b)) {
             *link = a;
@@ -230,13 +193,13 @@ static void replace_child(struct kv_tree *tree, struct kv_node *node, struct kv_
     struct kv_node **link = child_link(node, kid->first_id);
 
     assert(*link == kid && with->first_id == kid->first_id);
-    index_remove(tree, kid);
+    kv_index_remove(&tree->index, kid);
     with->left = kid->left;
     with->right = kid->right;
     with->up = node;
     *link = with;
     kid->left = kid->right = NULL;
-    index_add(tree, with);
+    kv_index_add(&tree->index, with);
 }
 
 /* ---- Nodes ---- */
@@ -319,7 +282,7 @@ static void merge(struct kv_tree *tree, struct kv_node *node)
         return;
     memmove(edge + node->n_edge, edge, kid->n_edge * sizeof(*edge));
     memcpy(edge, node->edge, node->n_edge * sizeof(*edge));
-    index_remove(tree, kid);
+    kv_index_remove(&tree->index, kid);
     kid->edge = edge;
     kid->n_edge += node->n_edge;
     kid->cap = kid->n_edge;
@@ -391,15 +354,11 @@ int kv_tree_open(struct kv_tree *tree, struct kv_pool *pool, const struct kv_lay
     tree->n_buckets = 64;
     while (tree->n_buckets < 65536 && tree->n_buckets < bound / 4096)
         tree->n_buckets *= 2;
-    /* One chain for every 512 bytes: a node with an entry takes hardly less. */
-    tree->n_index = 64;
-    while (tree->n_index < UINT32_MAX / 2 && tree->n_index < bound / 512)
-        tree->n_index *= 2;
     tree->buckets = calloc(tree->n_buckets, sizeof(struct kv_root *));
-    tree->index = calloc(tree->n_index, sizeof(struct kv_node *));
-    if (tree->buckets == NULL || tree->index == NULL) {
+    if (tree->buckets == NULL)
+        return KV_ERR_NOMEM;
+    if (kv_index_open(&tree->index) < 0) {
         free(tree->buckets);
-        free(tree->index);
         return KV_ERR_NOMEM;
     }
     return 0;
@@ -411,7 +370,7 @@ void kv_tree_release(struct kv_tree *tree)
         kv_tree_remove(tree, TAILQ_FIRST(&tree->by_use));
     assert(tree->bytes == 0 && tree->n_nodes == 0);
     free(tree->buckets);
-    free(tree->index);
+    kv_index_release(&tree->index);
 }
 
 /* ---- Looking up ---- */
@@ -435,10 +394,10 @@ static struct spot walk_on(const struct kv_tree *tree, struct spot at, const str
         at.in_edge = in_edge;
         if (in_edge < at.node->n_edge || at.depth == key->n)
             break;
-        kid = kv_node_child(tree, at.node, *kv_key_run(key, at.depth, &run));
+        kid = kv_index_find(&tree->index, at.node, *kv_key_run(key, at.depth, &run));
         if (kid == NULL)
             break;
-        __builtin_prefetch(kid->first);
+        __builtin_prefetch(kid->first->pages); /* while ids are compared */
         at.node = kid;
         at.in_edge = 0;
     }
@@ -463,7 +422,7 @@ uint32_t kv_tree_match(const struct kv_tree *tree, const struct kv_namespace *ns
     if (at.depth == 0)
         return 0;
     *entry = at.node->first;
-    __builtin_prefetch((*entry)->pages);
+    __builtin_prefetch((*entry)->pages[0]);
     __builtin_prefetch(TAILQ_NEXT(*entry, by_use));
     __builtin_prefetch((*entry)->by_use.tqe_prev);
     return at.depth;

@@ -31,6 +31,7 @@
 #ifndef KV_TREE_H
 #define KV_TREE_H
 
+#include "kvcore/kv_index.h"
 #include "kvcore/kv_pool.h"
 #include "kvcore/kvcore.h"
 
@@ -66,18 +67,19 @@ struct kv_entry {
 
 TAILQ_HEAD(kv_entry_list, kv_entry);
 
+/* What a match touches comes first, to be in few lines of cache. */
 struct kv_node {
-    struct kv_node *up;           /* NULL: a root's node */
+    struct kv_node *up;     /* NULL: a root's node */
+    struct kv_node *next;   /* in the index */
+    uint32_t *edge;         /* [n_edge], from up to here, room for cap */
+    uint32_t n_edge;        /* 0 only at a root */
+    uint32_t first_id;      /* edge[0] */
+    struct kv_entry *first; /* of the subtree */
+    struct kv_entry *entry;
     struct kv_node *kids;         /* treap by first id */
     struct kv_node *left, *right; /* in the parent's treap */
-    struct kv_node *next;         /* in the index */
-    uint32_t *edge;               /* [n_edge], from up to here, room for cap */
-    uint32_t n_edge;              /* 0 only at a root */
     uint32_t cap;
-    uint32_t first_id; /* edge[0] */
-    bool unmerged;     /* one child and no entry: there was no memory to merge the edges */
-    struct kv_entry *entry;
-    struct kv_entry *first; /* of the subtree */
+    bool unmerged; /* one child and no entry: there was no memory to merge the edges */
 };
 
 struct kv_root {
@@ -102,8 +104,7 @@ struct kv_tree {
     const struct kv_layout *layout;
     struct kv_root **buckets; /* [n_buckets], a power of two */
     uint32_t n_buckets;
-    struct kv_node **index; /* [n_index], a power of two: all nodes but roots' */
-    uint32_t n_index;
+    struct kv_index index; /* all nodes but roots' */
     struct kv_entry_list by_use;
     struct kv_entry_list in_group[KV_MAX_GROUPS];
     uint64_t serial;
@@ -154,9 +155,7 @@ size_t kv_tree_node_bytes(uint32_t n_edge);
 size_t kv_tree_entry_bytes(uint32_t n_pages, uint32_t n_logits);
 size_t kv_tree_root_bytes(void);
 
-/* Child with that first id, or NULL; the one that comes first; the next one after first_id. */
-struct kv_node *kv_node_child(const struct kv_tree *tree, const struct kv_node *node,
-                              uint32_t first_id);
+/* The child that comes first; the next one after first_id. */
 struct kv_node *kv_node_first_child(const struct kv_node *node);
 struct kv_node *kv_node_child_after(const struct kv_node *node, uint32_t first_id);
 

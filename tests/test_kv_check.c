@@ -224,6 +224,11 @@ static void node_that_is_not_counted(void)
     poke_u32(&cache->tree.n_nodes, cache->tree.n_nodes + 1);
 }
 
+static void node_that_the_index_has_not(void)
+{
+    poke_u32(&cache->tree.index.n_nodes, cache->tree.index.n_nodes - 1);
+}
+
 static void bytes_that_are_not_counted(void)
 {
     const size_t bytes = cache->tree.bytes + 1;
@@ -313,6 +318,7 @@ static const struct {
     {"a node does not know the first entry below it", wrong_first_entry, false},
     {"a root has an entry, an edge, or no child", root_with_an_edge, false},
     {"n_nodes is", node_that_is_not_counted, false},
+    {"nodes in the index is", node_that_the_index_has_not, false},
     {"bookkeeping_bytes is", bytes_that_are_not_counted, false},
     {"its bound 100", bound_that_is_passed, false},
     {"has 2 references, 0 of the tree; counted 1 and 0", reference_that_nobody_has, false},

@@ -9,6 +9,7 @@
  * come by them too, so they fail only where a call of kvcore is armed. */
 #include "kv_rig.h"
 
+#include <malloc.h>
 #include <search.h>
 #include <sys/mman.h>
 
@@ -610,6 +611,52 @@ START_TEST(a_node_that_could_not_be_merged_does_no_harm)
 }
 END_TEST
 
+/* ---- What is counted ---- */
+
+static size_t n_bytes;
+
+static void add_bytes(const void *at, VISIT which, int depth)
+{
+    (void)depth;
+    if (which == postorder || which == leaf)
+        n_bytes += malloc_usable_size(*(void *const *)at) + sizeof(size_t);
+}
+
+/* All that is allocated but for pages. */
+static size_t bytes_beside_pages(void)
+{
+    n_bytes = 0;
+    twalk(held_set, add_bytes);
+    for (uint32_t i = 0; i < cache->pool.n_pages; i++)
+        if (cache->pool.pages[i].bytes != NULL)
+            n_bytes -= malloc_usable_size(cache->pool.pages[i].bytes) + sizeof(size_t);
+    return n_bytes;
+}
+
+/* Short keys, so that what a node costs besides its ids counts most. */
+START_TEST(what_the_tree_allocates_is_within_what_it_counts)
+{
+    enum { N_ENTRIES = 8000, N = 25 };
+    uint32_t ids[N] = {1};
+    size_t before;
+
+    open_with(2 * N_ENTRIES, (size_t)16 << 20, false);
+    before = bytes_beside_pages();
+    for (ids[1] = 0; ids[1] < N_ENTRIES; ids[1]++) {
+        struct kv_context *ctx = empty();
+
+        ck_assert_int_eq(append_to(ctx, &geometry, &ns, ids, N), 0);
+        ck_assert_int_eq(kv_context_give_up(ctx, NULL, 0), 0);
+    }
+    ck_assert_uint_eq(stats().n_entries, N_ENTRIES);
+    ck_assert_uint_le(bytes_beside_pages() - before, stats().bookkeeping_bytes);
+    kv_cache_trim(cache, UINT32_MAX);
+    ck_assert_uint_eq(stats().n_entries, 0);
+    ck_assert_uint_le(bytes_beside_pages(), before + 1024); /* a directory of segments stays */
+    close_cache();
+}
+END_TEST
+
 int main(int argc, char **argv)
 {
     Suite *s = suite_create("kv_nomem");
@@ -629,6 +676,7 @@ int main(int argc, char **argv)
         N_TRIALS);
     tcase_add_test(tc, calls_that_give_back_need_no_memory);
     tcase_add_test(tc, a_node_that_could_not_be_merged_does_no_harm);
+    tcase_add_test(tc, what_the_tree_allocates_is_within_what_it_counts);
     srunner_run_all(sr, CK_ENV);
     n_failed = srunner_ntests_failed(sr);
     srunner_free(sr);
