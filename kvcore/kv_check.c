@@ -1,5 +1,6 @@
 /* The audit: every counter again from what is really held, and the form of every structure.  It
- * holds the cache's lock throughout, which is the gate: nothing changes while it walks. */
+ * holds all locks throughout, which is the gate: nothing changes while it walks.  What others are
+ * in the middle of outside the locks is written down in their contexts (n_open, aside). */
 #include "kvcore/kv_cache.h"
 
 #include <stdlib.h>
@@ -7,11 +8,18 @@
 
 struct audit {
     struct kv_cache *cache;
-    uint32_t *refs;      /* [n_pages], counted anew */
-    uint32_t *tree_refs; /* [n_pages] */
-    struct kv_group groups[KV_MAX_GROUPS];
+    const struct kv_shard *shard;             /* at hand */
+    uint32_t *refs;                           /* [n_pages], counted anew */
+    uint32_t *tree_refs;                      /* [n_pages] */
+    uint8_t *shards;                          /* [n_pages], of the holders */
+    struct kv_group (*groups)[KV_MAX_GROUPS]; /* [n_shards] */
     struct kv_why *why;
 };
+
+static uint8_t shard_id(const struct audit *a)
+{
+    return (uint8_t)(a->shard - a->cache->shards);
+}
 
 #define FAIL(a, ...) kv_fail((a)->why, KV_ERR_CHECK, __VA_ARGS__)
 
@@ -28,15 +36,18 @@ static int check_equal(const struct audit *a, const char *what, uint64_t is, uin
 static int count_pages(struct audit *a, struct kv_page *const *pages, uint32_t n, uint32_t group,
                        bool tree)
 {
-    const struct kv_pool *pool = &a->cache->pool;
+    const struct kv_slots *slots = &a->cache->slots;
 
     for (uint32_t i = 0; i < n; i++) {
-        const size_t id = (size_t)(pages[i] - pool->pages);
+        const size_t id = (size_t)(pages[i] - slots->pages);
 
-        if (id >= pool->n_pages)
+        if (id >= slots->n_pages)
             return FAIL(a, "a page list holds something that is no page");
         if (pages[i]->group != group)
             return FAIL(a, "page %zu of group %u is held in group %u", id, pages[i]->group, group);
+        if (a->refs[id] > 0 && a->shards[id] != shard_id(a))
+            return FAIL(a, "page %zu is held in two shards", id);
+        a->shards[id] = shard_id(a);
         a->refs[id]++;
         a->tree_refs[id] += tree;
     }
@@ -45,9 +56,12 @@ static int count_pages(struct audit *a, struct kv_page *const *pages, uint32_t n
 
 static int check_context(struct audit *a, const struct kv_context *ctx)
 {
-    const uint32_t open = atomic_load(&ctx->open);
+    const uint32_t open = ctx->n_open;
     const bool frozen = atomic_load(&ctx->frozen);
+    int rc = 0;
 
+    if (ctx->shard != a->shard)
+        return FAIL(a, "a context is in the list of another shard");
     if (ctx->n_pages != kv_pages_for(a->cache, ctx->n + open) || ctx->n_pages > ctx->cap)
         return FAIL(a, "a context of %u + %u positions has %u pages", ctx->n, open, ctx->n_pages);
     if (frozen ? open != 0 || ctx->held != 0 || ctx->refs == 0 : ctx->refs != 1)
@@ -56,8 +70,10 @@ static int check_context(struct audit *a, const struct kv_context *ctx)
     if (open == 0 && ctx->held < kv_context_need(ctx, ctx->bound))
         return FAIL(a, "a context was promised %u positions: %u slots held, %u needed", ctx->bound,
                     ctx->held, kv_context_need(ctx, ctx->bound));
-    a->groups[ctx->ns.group].n_reserved += ctx->held;
-    return count_pages(a, ctx->pages, ctx->n_pages, ctx->ns.group, false);
+    a->groups[shard_id(a)][ctx->ns.group].n_reserved += ctx->held;
+    if (ctx->aside != NULL)
+        rc = count_pages(a, &ctx->aside, 1, ctx->ns.group, false);
+    return rc < 0 ? rc : count_pages(a, ctx->pages, ctx->n_pages, ctx->ns.group, false);
 }
 
 static int check_contexts(struct audit *a)
@@ -66,14 +82,14 @@ static int check_contexts(struct audit *a)
     uint32_t n = 0;
     int rc;
 
-    LIST_FOREACH(ctx, &a->cache->contexts, link)
+    LIST_FOREACH(ctx, &a->shard->contexts, link)
     {
         rc = check_context(a, ctx);
         if (rc < 0)
             return rc;
         n++;
     }
-    return check_equal(a, "n_contexts", a->cache->n_contexts, n);
+    return check_equal(a, "n_contexts", a->shard->n_contexts, n);
 }
 
 /* ---- Entries ---- */
@@ -116,7 +132,7 @@ static int check_entry(struct audit *a, const struct kv_entry *entry)
 
 static int check_entries(struct audit *a)
 {
-    const struct kv_tree *tree = &a->cache->tree;
+    const struct kv_tree *tree = &a->shard->tree;
     const struct kv_entry *entry;
     uint64_t serial = 0;
     uint32_t n = 0, n_in_groups = 0;
@@ -168,7 +184,7 @@ static int check_children(const struct audit *a, const struct kv_node *node, uin
 
         if (kid->up != node || kid->n_edge == 0 || kid->edge[0] != kid->first_id)
             return FAIL(a, "a child at id %u does not hang where it should", kid->first_id);
-        if (kv_index_find(&a->cache->tree.index, node, kid->first_id) != kid)
+        if (kv_index_find(&a->shard->tree.index, node, kid->first_id) != kid)
             return FAIL(a, "a child at id %u is not found", kid->first_id);
         if (next != NULL && next->first_id <= kid->first_id)
             return FAIL(a, "children are out of order at id %u", kid->first_id);
@@ -222,7 +238,7 @@ static const struct kv_node *next_node(const struct kv_node *node)
 
 static int check_roots(struct audit *a, struct totals *t)
 {
-    const struct kv_tree *tree = &a->cache->tree;
+    const struct kv_tree *tree = &a->shard->tree;
     int rc;
 
     for (uint32_t i = 0; i < tree->n_buckets; i++)
@@ -239,7 +255,7 @@ static int check_roots(struct audit *a, struct totals *t)
 
 static int check_tree(struct audit *a)
 {
-    const struct kv_tree *tree = &a->cache->tree;
+    const struct kv_tree *tree = &a->shard->tree;
     struct totals t = {0};
     int rc = check_roots(a, &t);
 
@@ -258,25 +274,22 @@ static int check_tree(struct audit *a)
 
 /* ---- Pages ---- */
 
-static int check_pages(struct audit *a, uint32_t *n_live, uint32_t *n_evictable)
+static int check_pages(struct audit *a)
 {
-    const struct kv_pool *pool = &a->cache->pool;
+    const struct kv_slots *slots = &a->cache->slots;
 
-    *n_live = *n_evictable = 0;
-    for (uint32_t i = 0; i < pool->n_pages; i++) {
-        const struct kv_page *page = &pool->pages[i];
+    for (uint32_t i = 0; i < slots->n_pages; i++) {
+        const struct kv_page *page = &slots->pages[i];
         const bool live = a->refs[i] > 0, evictable = live && a->refs[i] == a->tree_refs[i];
 
         if (kv_page_refs(page) != a->refs[i] || kv_page_tree_refs(page) != a->tree_refs[i])
             return FAIL(a, "page %u has %u references, %u of the tree; counted %u and %u", i,
                         kv_page_refs(page), kv_page_tree_refs(page), a->refs[i], a->tree_refs[i]);
-        if (pool->arena == NULL && (page->bytes != NULL) != live)
+        if (slots->arena == NULL && (page->bytes != NULL) != live)
             return FAIL(a, "page %u is %s, but its memory is %s", i, live ? "live" : "free",
                         live ? "not there" : "still there");
-        *n_live += live;
-        *n_evictable += evictable;
-        a->groups[page->group].n_live += live;
-        a->groups[page->group].n_evictable += evictable;
+        a->groups[a->shards[i]][page->group].n_live += live;
+        a->groups[a->shards[i]][page->group].n_evictable += evictable;
     }
     return 0;
 }
@@ -284,25 +297,26 @@ static int check_pages(struct audit *a, uint32_t *n_live, uint32_t *n_evictable)
 /* Each free slot once: mark them in refs, where free pages have 0. */
 static int check_free_list(struct audit *a)
 {
-    const struct kv_pool *pool = &a->cache->pool;
+    const struct kv_slots *slots = &a->cache->slots;
+    uint32_t id = a->shard->pool.free;
 
-    for (uint32_t i = 0; i < pool->n_free; i++) {
-        const uint32_t id = pool->free[i];
-
-        if (id >= pool->n_pages || a->refs[id] != 0)
+    for (uint32_t i = 0; i < a->shard->pool.n_free; i++) {
+        if (id >= slots->n_pages || a->refs[id] != 0)
             return FAIL(a, "slot %u is in the free list twice, or live", id);
         a->refs[id] = UINT32_MAX;
+        id = slots->pages[id].next_free;
     }
     return 0;
 }
 
 static int check_groups(const struct audit *a)
 {
-    const struct kv_pool *pool = &a->cache->pool;
-    uint64_t n_reserved = 0;
+    uint64_t n_reserved = 0, n_evictable = 0;
+    int rc;
 
     for (uint32_t g = 0; g < KV_MAX_GROUPS; g++) {
-        const struct kv_group *is = &pool->groups[g], *counted = &a->groups[g];
+        const struct kv_group *is = &a->shard->pool.groups[g];
+        const struct kv_group *counted = &a->groups[shard_id(a)][g];
 
         if (is->n_live != counted->n_live || is->n_reserved != counted->n_reserved ||
             is->n_evictable != counted->n_evictable)
@@ -310,30 +324,73 @@ static int check_groups(const struct audit *a)
                         g, is->n_live, is->n_reserved, is->n_evictable, counted->n_live,
                         counted->n_reserved, counted->n_evictable);
         n_reserved += is->n_reserved;
+        n_evictable += is->n_evictable;
     }
-    return check_equal(a, "n_reserved", pool->n_reserved, n_reserved);
+    rc = check_equal(a, "n_evictable", a->shard->pool.n_evictable, n_evictable);
+    return rc < 0 ? rc : check_equal(a, "n_reserved", a->shard->pool.n_reserved, n_reserved);
 }
 
 static int check_pool(struct audit *a)
 {
-    const struct kv_pool *pool = &a->cache->pool;
-    uint32_t n_live, n_evictable;
-    int rc = check_pages(a, &n_live, &n_evictable);
+    const struct kv_pool *pool = &a->shard->pool;
 
+    if (pool->n_reserved > pool->n_free)
+        return FAIL(a, "n_reserved is %u, n_free %u", pool->n_reserved, pool->n_free);
+    return check_groups(a);
+}
+
+/* ---- All of it ---- */
+
+static int check_totals(struct audit *a)
+{
+    const struct kv_cache *cache = a->cache;
+    uint64_t n_slots = 0;
+    size_t bound = 0;
+
+    for (uint32_t i = 0; i < cache->n_shards; i++) {
+        n_slots += cache->shards[i].pool.n_free;
+        bound += cache->shards[i].tree.bound;
+    }
+    for (uint32_t i = 0; i < cache->slots.n_pages; i++)
+        n_slots += a->refs[i] > 0;
+    if (bound > cache->bookkeeping_bound)
+        return FAIL(a, "the shards' bounds of bookkeeping are %zu, the cache's %zu", bound,
+                    cache->bookkeeping_bound);
+    return check_equal(a, "free and live pages", n_slots, cache->slots.n_pages);
+}
+
+static int for_shards(struct audit *a, int (*check)(struct audit *a))
+{
+    int rc = 0;
+
+    for (uint32_t i = 0; i < a->cache->n_shards && rc == 0; i++) {
+        a->shard = &a->cache->shards[i];
+        rc = check(a);
+    }
+    return rc;
+}
+
+static int check_all(struct audit *a)
+{
+    int rc;
+
+    rc = for_shards(a, check_contexts);
     if (rc == 0)
-        rc = check_equal(a, "free and live pages", (uint64_t)pool->n_free + n_live, pool->n_pages);
+        rc = for_shards(a, check_entries);
     if (rc == 0)
-        rc = check_equal(a, "n_evictable", pool->n_evictable, n_evictable);
-    if (rc == 0 && pool->n_reserved > pool->n_free)
-        rc = FAIL(a, "n_reserved is %u, n_free %u", pool->n_reserved, pool->n_free);
+        rc = for_shards(a, check_tree);
     if (rc == 0)
-        rc = check_groups(a);
-    return rc < 0 ? rc : check_free_list(a);
+        rc = check_pages(a);
+    if (rc == 0)
+        rc = check_totals(a);
+    if (rc == 0)
+        rc = for_shards(a, check_pool);
+    return rc < 0 ? rc : for_shards(a, check_free_list);
 }
 
 int kv_cache_check(struct kv_cache *cache, struct kv_why *why)
 {
-    const uint32_t n_pages = cache->pool.n_pages;
+    const uint32_t n_pages = cache->slots.n_pages;
     struct audit *a = calloc(1, sizeof(*a));
     int rc = KV_ERR_NOMEM;
 
@@ -343,22 +400,20 @@ int kv_cache_check(struct kv_cache *cache, struct kv_why *why)
     a->why = why;
     a->refs = calloc(n_pages, sizeof(*a->refs));
     a->tree_refs = calloc(n_pages, sizeof(*a->tree_refs));
-    if (a->refs == NULL || a->tree_refs == NULL) {
+    a->shards = calloc(n_pages, sizeof(*a->shards));
+    a->groups = calloc(cache->n_shards, sizeof(*a->groups));
+    if (a->refs == NULL || a->tree_refs == NULL || a->shards == NULL || a->groups == NULL) {
         kv_fail(why, rc, "no memory to audit %u pages", n_pages);
         goto out;
     }
-    kv_cache_lock(cache);
-    rc = check_contexts(a);
-    if (rc == 0)
-        rc = check_entries(a);
-    if (rc == 0)
-        rc = check_tree(a);
-    if (rc == 0)
-        rc = check_pool(a);
-    kv_cache_unlock(cache);
+    kv_cache_lock_all(cache);
+    rc = check_all(a);
+    kv_cache_unlock_all(cache);
 out:
     free(a->refs);
     free(a->tree_refs);
+    free(a->shards);
+    free(a->groups);
     free(a);
     return rc;
 }

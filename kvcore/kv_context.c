@@ -7,7 +7,7 @@
 
 /* ---- Parts that the other files use ---- */
 
-struct kv_context *kv_context_alloc(struct kv_cache *cache, const struct kv_namespace *ns,
+struct kv_context *kv_context_alloc(struct kv_shard *shard, const struct kv_namespace *ns,
                                     uint32_t cap)
 {
     struct kv_context *ctx = calloc(1, sizeof(*ctx));
@@ -18,7 +18,8 @@ struct kv_context *kv_context_alloc(struct kv_cache *cache, const struct kv_name
         free(ctx);
         return NULL;
     }
-    ctx->cache = cache;
+    ctx->cache = shard->cache;
+    ctx->shard = shard;
     ctx->ns = *ns;
     ctx->cap = cap;
     ctx->taint = UINT32_MAX;
@@ -38,14 +39,14 @@ void kv_context_free(struct kv_context *ctx)
 
 void kv_context_link(struct kv_context *ctx)
 {
-    LIST_INSERT_HEAD(&ctx->cache->contexts, ctx, link);
-    ctx->cache->n_contexts++;
+    LIST_INSERT_HEAD(&ctx->shard->contexts, ctx, link);
+    ctx->shard->n_contexts++;
 }
 
 void kv_context_unlink(struct kv_context *ctx)
 {
     LIST_REMOVE(ctx, link);
-    ctx->cache->n_contexts--;
+    ctx->shard->n_contexts--;
 }
 
 void kv_context_pin(struct kv_context *ctx, struct kv_page *const *pages, uint32_t n)
@@ -54,7 +55,7 @@ void kv_context_pin(struct kv_context *ctx, struct kv_page *const *pages, uint32
 
     assert(ctx->n_pages == 0 && k <= ctx->cap);
     for (uint32_t i = 0; i < k; i++) {
-        kv_pool_count(&ctx->cache->pool, pages[i], 1, 0);
+        kv_pool_count(&ctx->shard->pool, pages[i], 1, 0);
         ctx->pages[i] = pages[i];
     }
     ctx->n_pages = k;
@@ -64,7 +65,7 @@ void kv_context_pin(struct kv_context *ctx, struct kv_page *const *pages, uint32
 void kv_context_drop(struct kv_context *ctx, uint32_t k)
 {
     while (ctx->n_pages > k)
-        kv_pool_count(&ctx->cache->pool, ctx->pages[--ctx->n_pages], -1, 0);
+        kv_pool_count(&ctx->shard->pool, ctx->pages[--ctx->n_pages], -1, 0);
 }
 
 struct kv_key kv_context_key(const struct kv_context *ctx, uint32_t n)
@@ -88,15 +89,15 @@ uint32_t kv_context_need(const struct kv_context *ctx, uint32_t to)
     return kv_pages_for(ctx->cache, to) - ctx->n_pages + tail_is_shared(ctx);
 }
 
-int kv_context_hold(struct kv_context *ctx, uint32_t to)
+int kv_context_hold(struct kv_context *ctx, uint32_t to, bool all)
 {
     const uint32_t bound = to > ctx->bound ? to : ctx->bound;
     const uint32_t need = kv_context_need(ctx, bound);
     int rc;
 
     if (need > ctx->held) {
-        rc = kv_evict_reserve(ctx->cache, ctx->ns.group, need - ctx->held);
-        if (rc < 0)
+        rc = kv_evict_reserve(ctx->shard, ctx->ns.group, need - ctx->held, all);
+        if (rc != 0)
             return rc;
         ctx->held = need;
     }
@@ -106,7 +107,7 @@ int kv_context_hold(struct kv_context *ctx, uint32_t to)
 
 void kv_context_unhold(struct kv_context *ctx)
 {
-    kv_pool_unreserve(&ctx->cache->pool, ctx->ns.group, ctx->held);
+    kv_pool_unreserve(&ctx->shard->pool, ctx->ns.group, ctx->held);
     ctx->held = 0;
     ctx->bound = 0;
 }
@@ -118,18 +119,29 @@ static bool is_busy(const struct kv_context *ctx)
     return atomic_load(&ctx->open) != 0 || atomic_load(&ctx->frozen);
 }
 
+/* A context that is to grow, or to have another. */
+struct growing {
+    struct kv_context *ctx;
+    uint32_t n;
+    struct kv_context *child; /* fork */
+};
+
+static int reserve_locked(void *arg, bool all)
+{
+    const struct growing *g = arg;
+
+    return kv_context_hold(g->ctx, g->n, all);
+}
+
 int kv_context_reserve(struct kv_context *ctx, uint32_t n_positions)
 {
-    int rc;
+    struct growing g = {.ctx = ctx, .n = n_positions};
 
     if (n_positions > KV_MAX_POSITIONS)
         return KV_ERR_INVALID;
     if (is_busy(ctx))
         return KV_ERR_BUSY;
-    kv_cache_lock(ctx->cache);
-    rc = kv_context_hold(ctx, n_positions);
-    kv_cache_unlock(ctx->cache);
-    return rc;
+    return kv_shard_run(ctx->shard, reserve_locked, &g);
 }
 
 /* ---- Life ---- */
@@ -140,12 +152,12 @@ int kv_context_open(struct kv_cache *cache, const struct kv_namespace *ns, struc
 
     if (ns->group >= KV_MAX_GROUPS)
         return KV_ERR_INVALID;
-    ctx = kv_context_alloc(cache, ns, 0);
+    ctx = kv_context_alloc(kv_shard_of(cache, ns, 0), ns, 0);
     if (ctx == NULL)
         return KV_ERR_NOMEM;
-    kv_cache_lock(cache);
+    kv_shard_lock(ctx->shard);
     kv_context_link(ctx);
-    kv_cache_unlock(cache);
+    kv_shard_unlock(ctx->shard);
     *out = ctx;
     return 0;
 }
@@ -153,7 +165,7 @@ int kv_context_open(struct kv_cache *cache, const struct kv_namespace *ns, struc
 /* Pages that an append took and did not fill go back to being reserved slots. */
 static void end_append(struct kv_context *ctx, uint32_t keep)
 {
-    struct kv_pool *pool = &ctx->cache->pool;
+    struct kv_pool *pool = &ctx->shard->pool;
     uint32_t k;
 
     ctx->n += keep;
@@ -163,18 +175,19 @@ static void end_append(struct kv_context *ctx, uint32_t keep)
         kv_pool_reserve(pool, ctx->ns.group, 1);
         ctx->held++;
     }
+    ctx->n_open = 0;
     atomic_store(&ctx->open, 0);
 }
 
 void kv_context_close(struct kv_context *ctx)
 {
-    struct kv_cache *cache;
+    struct kv_shard *shard;
     bool last;
 
     if (ctx == NULL)
         return;
-    cache = ctx->cache;
-    kv_cache_lock(cache);
+    shard = ctx->shard;
+    kv_shard_lock(shard);
     last = --ctx->refs == 0;
     if (last) {
         if (atomic_load(&ctx->open) != 0)
@@ -184,7 +197,7 @@ void kv_context_close(struct kv_context *ctx)
         kv_mark_clear(&ctx->mark);
         kv_context_unlink(ctx);
     }
-    kv_cache_unlock(cache);
+    kv_shard_unlock(shard);
     if (last)
         kv_context_free(ctx);
 }
@@ -193,19 +206,19 @@ int kv_context_freeze(struct kv_context *ctx)
 {
     if (is_busy(ctx))
         return KV_ERR_BUSY;
-    kv_cache_lock(ctx->cache);
+    kv_shard_lock(ctx->shard);
     kv_context_unhold(ctx);
     atomic_store(&ctx->frozen, true);
-    kv_cache_unlock(ctx->cache);
+    kv_shard_unlock(ctx->shard);
     return 0;
 }
 
 struct kv_context *kv_context_ref(struct kv_context *ctx)
 {
     assert(atomic_load(&ctx->frozen));
-    kv_cache_lock(ctx->cache);
+    kv_shard_lock(ctx->shard);
     ctx->refs++;
-    kv_cache_unlock(ctx->cache);
+    kv_shard_unlock(ctx->shard);
     return ctx;
 }
 
@@ -215,7 +228,7 @@ int kv_context_truncate(struct kv_context *ctx, uint32_t n)
         return KV_ERR_BUSY;
     if (n > ctx->n)
         return KV_ERR_INVALID;
-    kv_cache_lock(ctx->cache);
+    kv_shard_lock(ctx->shard);
     kv_context_drop(ctx, kv_pages_for(ctx->cache, n));
     ctx->n = n;
     if (n < ctx->mark.n)
@@ -223,73 +236,87 @@ int kv_context_truncate(struct kv_context *ctx, uint32_t n)
     if (n <= ctx->taint)
         ctx->taint = UINT32_MAX;
     kv_context_unhold(ctx);
-    kv_cache_unlock(ctx->cache);
+    kv_shard_unlock(ctx->shard);
     return 0;
 }
 
 /* The fork may make the parent's tail shared, and then the parent must clone it to go on: where it
  * was promised room, the slot for that clone is part of the promise from now on. */
+static int fork_locked(void *arg, bool all)
+{
+    const struct growing *g = arg;
+    struct kv_context *ctx = g->ctx, *child = g->child;
+    int rc = 0;
+
+    kv_context_pin(child, ctx->pages, g->n);
+    if (!atomic_load(&ctx->frozen) && ctx->bound > ctx->n)
+        rc = kv_context_hold(ctx, ctx->bound, all);
+    if (rc == 0)
+        kv_context_link(child);
+    else
+        kv_context_drop(child, 0);
+    return rc;
+}
+
 int kv_context_fork(struct kv_context *ctx, uint32_t n, struct kv_context **out)
 {
-    struct kv_context *child;
-    int rc = 0;
+    struct growing g = {.ctx = ctx, .n = n};
+    int rc;
 
     if (atomic_load(&ctx->open) != 0)
         return KV_ERR_BUSY;
     if (n > ctx->n)
         return KV_ERR_INVALID;
-    child = kv_context_alloc(ctx->cache, &ctx->ns, kv_pages_for(ctx->cache, n));
-    if (child == NULL)
+    g.child = kv_context_alloc(ctx->shard, &ctx->ns, kv_pages_for(ctx->cache, n));
+    if (g.child == NULL)
         return KV_ERR_NOMEM;
-    kv_cache_lock(ctx->cache);
-    kv_context_pin(child, ctx->pages, n);
     if (ctx->taint < n)
-        child->taint = ctx->taint;
-    if (!atomic_load(&ctx->frozen) && ctx->bound > ctx->n)
-        rc = kv_context_hold(ctx, ctx->bound);
-    if (rc < 0)
-        kv_context_drop(child, 0);
-    else
-        kv_context_link(child);
-    kv_cache_unlock(ctx->cache);
+        g.child->taint = ctx->taint;
+    rc = kv_shard_run(ctx->shard, fork_locked, &g);
     if (rc < 0) {
-        kv_context_free(child);
+        kv_context_free(g.child);
         return rc;
     }
-    *out = child;
+    *out = g.child;
     return 0;
 }
 
 /* ---- Append ---- */
 
+/* The list is swapped under the lock: an audit may be reading it. */
 static int grow_list(struct kv_context *ctx, uint32_t n_pages)
 {
-    struct kv_page **pages;
+    struct kv_page **pages, **old = ctx->pages;
     uint32_t cap = ctx->cap;
 
     if (n_pages <= cap)
         return 0;
     cap = cap * 2 > n_pages ? cap * 2 : n_pages;
-    pages = realloc(ctx->pages, cap * sizeof(*pages));
+    pages = malloc(cap * sizeof(*pages));
     if (pages == NULL)
         return KV_ERR_NOMEM;
+    if (ctx->n_pages > 0)
+        memcpy(pages, old, ctx->n_pages * sizeof(*pages));
+    kv_shard_lock(ctx->shard);
     ctx->pages = pages;
     ctx->cap = cap;
+    kv_shard_unlock(ctx->shard);
+    free(old);
     return 0;
 }
 
 static struct kv_page *take(struct kv_context *ctx)
 {
-    struct kv_page *page = kv_pool_take(&ctx->cache->pool, ctx->ns.group);
+    struct kv_page *page = kv_pool_take(&ctx->shard->pool, ctx->ns.group);
 
     if (page != NULL)
         ctx->held--;
     return page;
 }
 
-/* Take the pages of an append to n_pages in all: a page of its own in place of a shared tail
- * (*shared is then the old one, still held) and the new ones.  KV_ERR_NOMEM: nothing changed. */
-static int take_pages(struct kv_context *ctx, uint32_t n_pages, struct kv_page **shared)
+/* Take the pages of an append to n_pages in all: a page of its own in place of a shared tail, the
+ * old one then stands aside, and the new ones.  KV_ERR_NOMEM: nothing changed. */
+static int take_pages(struct kv_context *ctx, uint32_t n_pages)
 {
     const uint32_t held = ctx->held, had = ctx->n_pages;
     struct kv_page *page, *old = NULL;
@@ -307,35 +334,60 @@ static int take_pages(struct kv_context *ctx, uint32_t n_pages, struct kv_page *
             goto undo;
         ctx->pages[ctx->n_pages++] = page;
     }
-    *shared = old;
+    ctx->aside = old;
     return 0;
 undo:
     kv_context_drop(ctx, had);
     if (old != NULL) {
-        kv_pool_count(&ctx->cache->pool, ctx->pages[had - 1], -1, 0);
+        kv_pool_count(&ctx->shard->pool, ctx->pages[had - 1], -1, 0);
         ctx->pages[had - 1] = old;
     }
-    kv_pool_reserve(&ctx->cache->pool, ctx->ns.group, held - ctx->held);
+    kv_pool_reserve(&ctx->shard->pool, ctx->ns.group, held - ctx->held);
     ctx->held = held;
     return KV_ERR_NOMEM;
 }
 
 /* Reserve and take; on an error the reservation is as it was. */
-static int begin_locked(struct kv_context *ctx, uint32_t n, struct kv_page **shared)
+static int begin_locked(void *arg, bool all)
 {
+    const struct growing *g = arg;
+    struct kv_context *ctx = g->ctx;
     const uint32_t held = ctx->held, bound = ctx->bound;
     int rc;
 
-    rc = kv_context_hold(ctx, ctx->n + n);
-    if (rc < 0)
+    rc = kv_context_hold(ctx, ctx->n + g->n, all);
+    if (rc != 0)
         return rc;
-    rc = take_pages(ctx, kv_pages_for(ctx->cache, ctx->n + n), shared);
+    rc = take_pages(ctx, kv_pages_for(ctx->cache, ctx->n + g->n));
     if (rc < 0) {
-        kv_pool_unreserve(&ctx->cache->pool, ctx->ns.group, ctx->held - held);
+        kv_pool_unreserve(&ctx->shard->pool, ctx->ns.group, ctx->held - held);
         ctx->held = held;
         ctx->bound = bound;
+        return rc;
     }
-    return rc;
+    ctx->n_open = g->n;
+    return 0;
+}
+
+/* An empty context gets its first id: that decides where it is.  Its slots move with it. */
+static void settle(struct kv_context *ctx, uint32_t first_id)
+{
+    struct kv_shard *from = ctx->shard, *to = kv_shard_of(ctx->cache, &ctx->ns, first_id);
+    struct kv_shard *first = from < to ? from : to, *second = from < to ? to : from;
+    const uint32_t held = ctx->held;
+
+    if (from == to)
+        return;
+    kv_shard_lock(first);
+    kv_shard_lock(second);
+    kv_pool_unreserve(&from->pool, ctx->ns.group, held);
+    kv_pool_move(&from->pool, &to->pool, held);
+    kv_pool_reserve(&to->pool, ctx->ns.group, held);
+    kv_context_unlink(ctx);
+    ctx->shard = to;
+    kv_context_link(ctx);
+    kv_shard_unlock(second);
+    kv_shard_unlock(first);
 }
 
 static void write_ids(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
@@ -355,39 +407,53 @@ static void write_ids(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
     }
 }
 
+/* The pages are the context's alone now: what they had is cloned or made zero. */
+static void prepare_pages(struct kv_context *ctx, uint32_t first_new)
+{
+    const struct kv_layout *layout = &ctx->cache->layout;
+
+    if (ctx->aside != NULL)
+        kv_page_clone(layout, ctx->pages[first_new - 1]->bytes, ctx->aside->bytes,
+                      ctx->n % layout->page_tokens);
+    for (uint32_t i = first_new; i < ctx->n_pages; i++)
+        memset(ctx->pages[i]->bytes, 0, layout->page_bytes);
+}
+
+/* The page that was cloned is let go of: only now, or another could write it meanwhile. */
+static void drop_aside(struct kv_context *ctx)
+{
+    if (ctx->aside == NULL)
+        return;
+    kv_shard_lock(ctx->shard);
+    kv_pool_count(&ctx->shard->pool, ctx->aside, -1, 0);
+    ctx->aside = NULL;
+    ctx->shard->n_clones++;
+    kv_shard_unlock(ctx->shard);
+}
+
 int kv_context_begin(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
 {
-    struct kv_cache *cache = ctx->cache;
-    struct kv_page *shared = NULL;
-    uint32_t first_new = ctx->n_pages, closed = 0;
+    struct growing g = {.ctx = ctx, .n = n};
+    const uint32_t first_new = ctx->n_pages;
+    uint32_t closed = 0;
     int rc;
 
     if (n == 0 || n > KV_MAX_POSITIONS - ctx->n)
         return KV_ERR_INVALID;
     if (atomic_load(&ctx->frozen) || !atomic_compare_exchange_strong(&ctx->open, &closed, n))
         return KV_ERR_BUSY;
-    rc = grow_list(ctx, kv_pages_for(cache, ctx->n + n));
-    if (rc == 0) {
-        kv_cache_lock(cache);
-        rc = begin_locked(ctx, n, &shared);
-        kv_cache_unlock(cache);
-    }
+    if (ctx->n == 0)
+        settle(ctx, ids[0]);
+    rc = grow_list(ctx, kv_pages_for(ctx->cache, ctx->n + n));
+    if (rc == 0)
+        rc = kv_shard_run(ctx->shard, begin_locked, &g);
     if (rc < 0) {
         atomic_store(&ctx->open, 0);
         return rc;
     }
-    if (shared != NULL)
-        kv_page_clone(&cache->layout, ctx->pages[first_new - 1]->bytes, shared->bytes,
-                      ctx->n % cache->layout.page_tokens);
-    for (uint32_t i = first_new; i < ctx->n_pages; i++)
-        memset(ctx->pages[i]->bytes, 0, cache->layout.page_bytes);
+    prepare_pages(ctx, first_new);
     write_ids(ctx, ids, n);
-    if (shared != NULL) {
-        kv_cache_lock(cache);
-        kv_pool_count(&cache->pool, shared, -1, 0);
-        cache->n_clones++;
-        kv_cache_unlock(cache);
-    }
+    drop_aside(ctx);
     return 0;
 }
 
@@ -397,9 +463,9 @@ int kv_context_commit(struct kv_context *ctx, uint32_t k)
 
     if (open == 0 || k > open)
         return KV_ERR_INVALID;
-    kv_cache_lock(ctx->cache);
+    kv_shard_lock(ctx->shard);
     end_append(ctx, k);
-    kv_cache_unlock(ctx->cache);
+    kv_shard_unlock(ctx->shard);
     return 0;
 }
 

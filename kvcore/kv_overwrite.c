@@ -2,22 +2,23 @@
  * on: what the tree, a snapshot or a claim would pass on ends before it. */
 #include "kvcore/kv_cache.h"
 
-/* A slot of its own for the copy, whatever the context has reserved: that was promised for growth.
- * NULL with *rc set: nothing changed. */
-static struct kv_page *take_copy(struct kv_context *ctx, int *rc)
+/* A slot of its own for the copy (ctx->aside), whatever the context has reserved: that was promised
+ * for growth. */
+static int take_copy(void *arg, bool all)
 {
-    struct kv_cache *cache = ctx->cache;
-    struct kv_page *page;
+    struct kv_context *ctx = arg;
+    struct kv_pool *pool = &ctx->shard->pool;
+    int rc;
 
-    *rc = kv_evict_reserve(cache, ctx->ns.group, 1);
-    if (*rc < 0)
-        return NULL;
-    page = kv_pool_take(&cache->pool, ctx->ns.group);
-    if (page == NULL) {
-        kv_pool_unreserve(&cache->pool, ctx->ns.group, 1);
-        *rc = KV_ERR_NOMEM;
+    rc = kv_evict_reserve(ctx->shard, ctx->ns.group, 1, all);
+    if (rc != 0)
+        return rc;
+    ctx->aside = kv_pool_take(pool, ctx->ns.group);
+    if (ctx->aside == NULL) {
+        kv_pool_unreserve(pool, ctx->ns.group, 1);
+        return KV_ERR_NOMEM;
     }
-    return page;
+    return 0;
 }
 
 /* A tail that is no longer shared needs no slot for its clone. */
@@ -27,33 +28,32 @@ static void return_excess(struct kv_context *ctx)
 
     if (ctx->held <= need)
         return;
-    kv_pool_unreserve(&ctx->cache->pool, ctx->ns.group, ctx->held - need);
+    kv_pool_unreserve(&ctx->shard->pool, ctx->ns.group, ctx->held - need);
     ctx->held = need;
 }
 
 /* Make page i the context's alone. */
 static int own_page(struct kv_context *ctx, uint32_t i)
 {
-    struct kv_cache *cache = ctx->cache;
-    const uint32_t page_tokens = cache->layout.page_tokens;
-    const uint32_t left = ctx->n - i * page_tokens;
-    struct kv_page *old = ctx->pages[i], *copy;
+    const struct kv_layout *layout = &ctx->cache->layout;
+    const uint32_t left = ctx->n - i * layout->page_tokens;
+    struct kv_page *old = ctx->pages[i];
     int rc;
 
     if (kv_page_refs(old) == 1)
         return 0;
-    kv_cache_lock(cache);
-    copy = take_copy(ctx, &rc);
-    kv_cache_unlock(cache);
-    if (copy == NULL)
+    rc = kv_shard_run(ctx->shard, take_copy, ctx);
+    if (rc < 0)
         return rc;
-    kv_page_clone(&cache->layout, copy->bytes, old->bytes, left < page_tokens ? left : page_tokens);
-    kv_cache_lock(cache);
-    ctx->pages[i] = copy;
-    kv_pool_count(&cache->pool, old, -1, 0);
-    cache->n_clones++;
+    kv_page_clone(layout, ctx->aside->bytes, old->bytes,
+                  left < layout->page_tokens ? left : layout->page_tokens);
+    kv_shard_lock(ctx->shard);
+    ctx->pages[i] = ctx->aside;
+    ctx->aside = NULL;
+    kv_pool_count(&ctx->shard->pool, old, -1, 0);
+    ctx->shard->n_clones++;
     return_excess(ctx);
-    kv_cache_unlock(cache);
+    kv_shard_unlock(ctx->shard);
     return 0;
 }
 

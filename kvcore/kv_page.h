@@ -4,10 +4,11 @@
  * holders: contexts and entries) in the low half, tree_refs (the holders that are entries) in the
  * high half.  A page is evictable iff refs == tree_refs > 0.
  *
- * The counts change under the cache's lock only (kv_pool_count), with release; they may be read
- * without it, with acquire.  Who reads refs == 1 and is that holder may write the page: only a
- * holder can add a holder, so nobody else can raise it, and what the last other holder read from
- * the page it read before the release that let go of it. */
+ * All holders of a page are in one shard (kv_cache.h).  The counts change under that shard's lock
+ * only (kv_pool_count), with release; they may be read without it, with acquire.  Who reads
+ * refs == 1 and is that holder may write the page: only a holder can add a holder, so nobody else
+ * can raise it, and what the last other holder read from the page it read before the release that
+ * let go of it. */
 #ifndef KV_PAGE_H
 #define KV_PAGE_H
 
@@ -18,6 +19,7 @@ struct kv_page {
     _Atomic uint64_t counts;
     unsigned char *bytes; /* page_bytes; NULL for a heap page that is not live */
     uint32_t group;       /* while live */
+    uint32_t next_free;   /* while free: the index of the one after it in its pool */
 };
 
 static inline uint32_t kv_page_refs(const struct kv_page *p)

@@ -55,29 +55,29 @@ static void populate(unsigned char *base, size_t bytes)
 
 /* Mapped with huge pages where the kernel allows them, and touched here: first touch runs at a
  * fraction of memory speed, and it must not be the first request that pays. */
-static int open_arena(struct kv_pool *pool, struct kv_why *why)
+static int open_arena(struct kv_slots *slots, struct kv_why *why)
 {
     const size_t step = system_page();
-    const size_t bytes = (pool->n_pages * pool->page_bytes + step - 1) / step * step;
+    const size_t bytes = (slots->n_pages * slots->page_bytes + step - 1) / step * step;
     unsigned char *base = map_arena(bytes);
 
     if (base == NULL)
         return kv_fail(why, KV_ERR_NOMEM, "the arena of %zu bytes cannot be allocated", bytes);
     (void)madvise(base, bytes, MADV_HUGEPAGE); /* an optimisation; a kernel without it says so */
-    pool->arena = base;
-    pool->arena_bytes = bytes;
+    slots->arena = base;
+    slots->arena_bytes = bytes;
     populate(base, bytes);
-    for (uint32_t i = 0; i < pool->n_pages; i++)
-        pool->pages[i].bytes = pool->arena + i * pool->page_bytes;
+    for (uint32_t i = 0; i < slots->n_pages; i++)
+        slots->pages[i].bytes = slots->arena + i * slots->page_bytes;
     return 0;
 }
 
-int kv_pool_open(struct kv_pool *pool, size_t page_bytes, uint32_t n_pages, bool arena,
-                 struct kv_why *why)
+int kv_slots_open(struct kv_slots *slots, size_t page_bytes, uint32_t n_pages, bool arena,
+                  struct kv_why *why)
 {
     int rc = 0;
 
-    memset(pool, 0, sizeof(*pool));
+    memset(slots, 0, sizeof(*slots));
     if (n_pages == 0)
         return kv_fail(why, KV_ERR_INVALID, "n_pages is 0");
     if (n_pages > SIZE_MAX / 2 / page_bytes)
@@ -85,50 +85,65 @@ int kv_pool_open(struct kv_pool *pool, size_t page_bytes, uint32_t n_pages, bool
                        n_pages, page_bytes);
     if (arena && (rc = check_arena(n_pages * page_bytes, why)) < 0)
         return rc;
-    pool->n_pages = n_pages;
-    pool->page_bytes = page_bytes;
-    pool->pages = calloc(n_pages, sizeof(*pool->pages));
-    pool->free = calloc(n_pages, sizeof(*pool->free));
-    if (pool->pages == NULL || pool->free == NULL)
+    slots->n_pages = n_pages;
+    slots->page_bytes = page_bytes;
+    slots->pages = calloc(n_pages, sizeof(*slots->pages));
+    if (slots->pages == NULL)
         rc = kv_fail(why, KV_ERR_NOMEM, "no memory for the headers of %u pages", n_pages);
     else if (arena)
-        rc = open_arena(pool, why);
-    if (rc < 0) {
-        kv_pool_release(pool);
-        return rc;
-    }
-    for (uint32_t i = 0; i < n_pages; i++) {
-        atomic_init(&pool->pages[i].counts, 0);
-        pool->free[i] = n_pages - 1 - i;
-    }
-    pool->n_free = n_pages;
-    for (uint32_t i = 0; i < KV_MAX_GROUPS; i++)
-        pool->groups[i].quota = n_pages;
-    return 0;
+        rc = open_arena(slots, why);
+    if (rc < 0)
+        kv_slots_release(slots);
+    return rc;
 }
 
-void kv_pool_release(struct kv_pool *pool)
+void kv_slots_release(struct kv_slots *slots)
 {
-    if (pool->arena != NULL)
-        munmap(pool->arena, pool->arena_bytes);
-    free(pool->free);
-    free(pool->pages);
+    if (slots->arena != NULL)
+        munmap(slots->arena, slots->arena_bytes);
+    free(slots->pages);
+    memset(slots, 0, sizeof(*slots));
+}
+
+static void push(struct kv_pool *pool, struct kv_page *page)
+{
+    page->next_free = pool->free;
+    pool->free = (uint32_t)(page - pool->slots->pages);
+    pool->n_free++;
+}
+
+static struct kv_page *pop(struct kv_pool *pool)
+{
+    struct kv_page *page = &pool->slots->pages[pool->free];
+
+    assert(pool->n_free > 0);
+    pool->free = page->next_free;
+    pool->n_free--;
+    return page;
+}
+
+void kv_pool_init(struct kv_pool *pool, const struct kv_slots *slots, uint32_t first, uint32_t n)
+{
     memset(pool, 0, sizeof(*pool));
+    pool->slots = slots;
+    for (uint32_t i = first + n; i-- > first;) {
+        atomic_init(&slots->pages[i].counts, 0);
+        push(pool, &slots->pages[i]);
+    }
 }
 
 struct kv_page *kv_pool_take(struct kv_pool *pool, uint32_t group)
 {
     struct kv_group *g = &pool->groups[group];
-    struct kv_page *page;
+    struct kv_page *page = &pool->slots->pages[pool->free];
 
     assert(pool->n_reserved > 0 && g->n_reserved > 0 && pool->n_free >= pool->n_reserved);
-    page = &pool->pages[pool->free[pool->n_free - 1]];
-    if (pool->arena == NULL) {
-        page->bytes = aligned_alloc(KV_PAGE_ALIGN, pool->page_bytes);
+    if (pool->slots->arena == NULL) {
+        page->bytes = aligned_alloc(KV_PAGE_ALIGN, pool->slots->page_bytes);
         if (page->bytes == NULL)
             return NULL;
     }
-    pool->n_free--;
+    (void)pop(pool);
     pool->n_reserved--;
     g->n_reserved--;
     g->n_live++;
@@ -139,12 +154,12 @@ struct kv_page *kv_pool_take(struct kv_pool *pool, uint32_t group)
 
 static void give_back(struct kv_pool *pool, struct kv_page *page)
 {
-    if (pool->arena == NULL) {
+    if (pool->slots->arena == NULL) {
         free(page->bytes);
         page->bytes = NULL;
     }
     pool->groups[page->group].n_live--;
-    pool->free[pool->n_free++] = (uint32_t)(page - pool->pages);
+    push(pool, page);
 }
 
 void kv_pool_count(struct kv_pool *pool, struct kv_page *page, int refs, int tree_refs)
@@ -165,21 +180,6 @@ void kv_pool_count(struct kv_pool *pool, struct kv_page *page, int refs, int tre
         give_back(pool, page);
 }
 
-uint32_t kv_pool_over_quota(const struct kv_pool *pool, uint32_t group, uint32_t n)
-{
-    const struct kv_group *g = &pool->groups[group];
-    const uint64_t used = (uint64_t)g->n_live + g->n_reserved + n;
-
-    return used > g->quota ? (uint32_t)(used - g->quota) : 0;
-}
-
-uint32_t kv_pool_short(const struct kv_pool *pool, uint32_t n)
-{
-    const uint32_t have = kv_pool_unreserved(pool);
-
-    return n > have ? n - have : 0;
-}
-
 void kv_pool_reserve(struct kv_pool *pool, uint32_t group, uint32_t n)
 {
     assert(n <= kv_pool_unreserved(pool));
@@ -192,4 +192,11 @@ void kv_pool_unreserve(struct kv_pool *pool, uint32_t group, uint32_t n)
     assert(n <= pool->n_reserved && n <= pool->groups[group].n_reserved);
     pool->n_reserved -= n;
     pool->groups[group].n_reserved -= n;
+}
+
+void kv_pool_move(struct kv_pool *from, struct kv_pool *to, uint32_t n)
+{
+    assert(n <= kv_pool_unreserved(from));
+    while (n-- > 0)
+        push(to, pop(from));
 }

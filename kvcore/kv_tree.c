@@ -323,6 +323,7 @@ static struct kv_root *root_get(struct kv_tree *tree, const struct kv_namespace 
     root = calloc(1, sizeof(*root));
     if (root == NULL)
         return NULL;
+    root->tree = tree;
     root->ns = ns->digest;
     root->group = ns->group;
     *link = root;
@@ -340,13 +341,15 @@ static void root_drop(struct kv_tree *tree, struct kv_root *root)
     tree->bytes -= kv_tree_root_bytes();
 }
 
-int kv_tree_open(struct kv_tree *tree, struct kv_pool *pool, const struct kv_layout *layout,
-                 size_t bound)
+int kv_tree_open(struct kv_shard *shard, size_t share, size_t bound)
 {
+    struct kv_tree *tree = &shard->tree;
+
     memset(tree, 0, sizeof(*tree));
-    tree->pool = pool;
-    tree->layout = layout;
-    tree->bound = bound;
+    tree->shard = shard;
+    tree->pool = &shard->pool;
+    tree->layout = &shard->cache->layout;
+    tree->bound = share;
     TAILQ_INIT(&tree->by_use);
     for (uint32_t i = 0; i < KV_MAX_GROUPS; i++)
         TAILQ_INIT(&tree->in_group[i]);
@@ -428,11 +431,17 @@ uint32_t kv_tree_match(const struct kv_tree *tree, const struct kv_namespace *ns
     return at.depth;
 }
 
+static uint64_t next_serial(struct kv_tree *tree)
+{
+    tree->serial = kv_clock_stamp(&tree->shard->cache->clock, tree->serial);
+    return tree->serial;
+}
+
 void kv_tree_refresh(struct kv_tree *tree, struct kv_entry *entry)
 {
     const uint32_t group = entry->root->group;
 
-    entry->serial = ++tree->serial;
+    entry->serial = next_serial(tree);
     TAILQ_REMOVE(&tree->by_use, entry, by_use);
     TAILQ_INSERT_TAIL(&tree->by_use, entry, by_use);
     TAILQ_REMOVE(&tree->in_group[group], entry, in_group);
@@ -582,20 +591,6 @@ uint32_t kv_tree_cut(struct kv_tree *tree, struct kv_entry *entry, uint32_t n_pa
 
 /* ---- Entering ---- */
 
-/* Remove entries whole, oldest first, until `bytes` more fit.  `least` is the cost of the youngest
- * entry where that one must stay: it fits beside it, so all others go before it would be reached.
- * False, and nothing is removed, where it does not fit. */
-static bool make_room(struct kv_tree *tree, size_t bytes, size_t least)
-{
-    if (tree->bytes + bytes <= tree->bound)
-        return true;
-    if (least + bytes > tree->bound)
-        return false;
-    while (tree->bytes + bytes > tree->bound)
-        kv_tree_remove(tree, TAILQ_FIRST(&tree->by_use));
-    return true;
-}
-
 /* What an entry costs when it stands alone in its namespace. */
 static size_t alone_bytes(uint32_t n, uint32_t n_pages, uint32_t n_logits)
 {
@@ -663,7 +658,7 @@ static void link_entry(struct kv_tree *tree, struct kv_root *root, struct kv_nod
     assert(node->entry == NULL);
     entry->root = root;
     entry->node = node;
-    entry->serial = ++tree->serial;
+    entry->serial = next_serial(tree);
     node->entry = entry;
     node->unmerged = false;
     TAILQ_INSERT_TAIL(&tree->by_use, entry, by_use);
@@ -681,22 +676,23 @@ static void drop_moved(struct kv_tree *tree, const struct kv_admission *a, uint3
         kv_pool_count(tree->pool, a->key.pages[i], -1, 0);
 }
 
-/* The key is there already: its pages stay, and it takes logits that it lacks if they fit. */
-static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struct kv_entry *entry)
+/* The key's entry takes the logits that it lacks, if they fit.  It is the youngest before room is
+ * made, so that it is not what goes; and not refreshed where the call is to begin anew, or fails.
+ */
+static int adopt_logits(struct kv_tree *tree, const struct kv_admission *a, struct kv_entry *entry)
 {
     const size_t bytes = kv_tree_entry_bytes(0, a->n_logits) - kv_tree_entry_bytes(0, 0);
     const size_t alone = alone_bytes(entry->n, entry->n_pages, 0);
     float *logits;
 
-    if (a->n_logits == 0 || entry->logits != NULL) {
-        kv_tree_refresh(tree, entry);
-        return 0;
-    }
+    if (!a->all && kv_evict_bytes(tree->shard, bytes, alone, false) == KV_AGAIN)
+        return KV_AGAIN;
     logits = malloc(a->n_logits * sizeof(*logits));
     if (logits == NULL)
         return KV_ERR_NOMEM;
     kv_tree_refresh(tree, entry);
-    if (!make_room(tree, bytes, alone)) {
+    mark_set(a->mark, entry, a->key.n, 0);
+    if (a->all && kv_evict_bytes(tree->shard, bytes, alone, true) < 0) {
         free(logits);
         return 0;
     }
@@ -704,6 +700,16 @@ static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struc
     entry->logits = logits;
     entry->n_logits = a->n_logits;
     tree->bytes += bytes;
+    return 0;
+}
+
+/* The key is there already, or more: the pages that are there stay. */
+static int admit_again(struct kv_tree *tree, const struct kv_admission *a, struct kv_entry *entry)
+{
+    if (a->n_logits > 0 && entry->logits == NULL)
+        return adopt_logits(tree, a, entry);
+    kv_tree_refresh(tree, entry);
+    mark_set(a->mark, entry, a->key.n, 0);
     return 0;
 }
 
@@ -846,28 +852,35 @@ static int admit_more(struct kv_tree *tree, const struct kv_admission *a, uint32
     return rc;
 }
 
+/* Does the key end where the tree has it, or more: is there nothing to enter? */
+static struct kv_entry *covering(const struct kv_admission *a, struct spot at)
+{
+    if (at.node == NULL || at.depth < a->key.n)
+        return NULL;
+    if (at.in_edge == at.node->n_edge && at.node->entry != NULL)
+        return at.node->entry;
+    return a->n_logits == 0 ? at.node->first : NULL;
+}
+
 int kv_tree_admit(struct kv_tree *tree, const struct kv_admission *a)
 {
     const uint32_t page_tokens = tree->layout->page_tokens;
     const uint32_t n_pages = (a->key.n + page_tokens - 1) / page_tokens;
-    const struct spot at = find_spot(tree, a);
     const size_t need = alone_bytes(a->key.n, n_pages, a->n_logits) + kv_tree_node_bytes(0);
-    int rc = 0;
+    struct kv_entry *entry = covering(a, find_spot(tree, a));
+    int rc;
 
     assert(a->key.n > 0 && (a->logits == NULL) == (a->n_logits == 0));
-    if (at.node != NULL && at.depth == a->key.n && at.in_edge == at.node->n_edge &&
-        at.node->entry != NULL) {
-        rc = admit_again(tree, a, at.node->entry);
-        mark_set(a->mark, at.node->entry, a->key.n, 0);
-        drop_moved(tree, a, 0, n_pages);
-    } else if (at.node != NULL && at.depth == a->key.n && a->n_logits == 0) {
-        kv_tree_refresh(tree, at.node->first);
-        mark_set(a->mark, at.node->first, a->key.n, 0);
-        drop_moved(tree, a, 0, n_pages);
-    } else if (make_room(tree, need, 0)) {
-        rc = admit_more(tree, a, n_pages);
-    } else {
-        drop_moved(tree, a, 0, n_pages);
+    if (entry != NULL) {
+        rc = admit_again(tree, a, entry);
+        if (rc != KV_AGAIN)
+            drop_moved(tree, a, 0, n_pages);
+        return rc;
     }
-    return rc;
+    rc = kv_evict_bytes(tree->shard, need, 0, a->all);
+    if (rc == 0)
+        return admit_more(tree, a, n_pages);
+    if (rc == KV_ERR_FULL)
+        drop_moved(tree, a, 0, n_pages);
+    return rc == KV_ERR_FULL ? 0 : rc;
 }

@@ -21,13 +21,14 @@
  * Insert and remove mend that by one walk up, so that a match never walks down.
  *
  * Entries stand in a list by use, oldest first, over all and in each group; `serial` grows along
- * it.  A match or a publish moves its entry to the end, a cut leaves it in place.
+ * it, and over the trees of all shards (kv_clock.h).  A match or a publish moves its entry to the
+ * end, a cut leaves it in place.
  *
  * Everything here is counted in bytes against one bound: nodes, edges, entries, page lists, logits
  * and roots, with what the allocator adds.  The pool's counters follow each change of a page's
  * holders at once.
  *
- * All functions want the cache's lock held. */
+ * A tree belongs to a shard; all functions want its lock held. */
 #ifndef KV_TREE_H
 #define KV_TREE_H
 
@@ -36,6 +37,8 @@
 #include "kvcore/kvcore.h"
 
 #include <sys/queue.h>
+
+struct kv_shard;
 
 /* Ids of a prompt (flat), or of the first n positions of a page list. */
 struct kv_key {
@@ -83,6 +86,7 @@ struct kv_node {
 };
 
 struct kv_root {
+    struct kv_tree *tree;
     struct kv_digest ns;
     uint32_t group;
     struct kv_node node;
@@ -100,7 +104,8 @@ struct kv_mark {
 };
 
 struct kv_tree {
-    struct kv_pool *pool;
+    struct kv_shard *shard;
+    struct kv_pool *pool; /* the shard's */
     const struct kv_layout *layout;
     struct kv_root **buckets; /* [n_buckets], a power of two */
     uint32_t n_buckets;
@@ -111,12 +116,12 @@ struct kv_tree {
     uint32_t n_entries;
     uint32_t n_nodes; /* roots not included */
     size_t bytes;
-    size_t bound;
+    size_t bound;       /* the shard's share */
     uint64_t n_evicted; /* pages */
 };
 
-int kv_tree_open(struct kv_tree *tree, struct kv_pool *pool, const struct kv_layout *layout,
-                 size_t bound);
+/* The shard's tree, with a share of the cache's bound; `bound` is what its tables are sized for. */
+int kv_tree_open(struct kv_shard *shard, size_t share, size_t bound);
 /* Removes every entry first. */
 void kv_tree_release(struct kv_tree *tree);
 
@@ -135,13 +140,14 @@ struct kv_admission {
     uint32_t n_logits;
     bool move; /* the caller's own references go to the tree, or are dropped: used up in any case */
     struct kv_mark *mark; /* of the context whose key this is; set anew.  NULL: none */
+    bool all;             /* all locks are held */
 };
 
 /* Forget where; needs the lock. */
 void kv_mark_clear(struct kv_mark *mark);
 
 /* Enter a key with its pages.  0: entered, or covered by what is there, or there is no room within
- * the bound.  KV_ERR_NOMEM: nothing entered. */
+ * the bound.  KV_ERR_NOMEM: nothing entered.  KV_AGAIN: nothing done, and nothing used up. */
 int kv_tree_admit(struct kv_tree *tree, const struct kv_admission *a);
 
 /* Take an entry out with its pages, prune and merge.  Returns how many pages came free. */

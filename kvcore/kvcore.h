@@ -84,6 +84,7 @@ enum {
     KV_MAX_LOGITS = 1024 * 1024,        /* floats in a next-token logits section */
     KV_MAX_SESSION_BYTES = 1024 * 1024, /* of a session section */
     KV_MAX_GROUPS = 1024,               /* accounting groups (tenants) of one cache */
+    KV_MAX_SHARDS = 16,                 /* of one cache */
 };
 
 /* ---- Geometry ---- */
@@ -167,6 +168,9 @@ struct kv_cache_config {
     bool arena;           /* one allocation at open, pre-faulted; else pages come from the heap */
     size_t bookkeeping_bytes; /* bound of the tree's nodes, edges, page lists and logits; 0: a 16th
                                  of the pages' bytes, at least 1 MiB */
+    uint32_t n_shards;        /* threads on prefixes that begin with different ids, or of different
+                                 namespaces, meet in one of n_shards locks: a power of two up to
+                                 KV_MAX_SHARDS; 0: one where pages are few, else the most */
 };
 
 /* Open an empty cache.  KV_ERR_INVALID names the field; KV_ERR_NOMEM when the arena cannot be had
@@ -203,7 +207,8 @@ void kv_cache_stats(struct kv_cache *cache, struct kv_stats *out);
 uint32_t kv_cache_trim(struct kv_cache *cache, uint32_t n_pages);
 
 /* Stop mutators at one gate, walk everything, recompute every counter and check the tree's form.
- * 0, KV_ERR_CHECK with what does not hold, or KV_ERR_NOMEM.  Contexts must not be inside a call. */
+ * 0, KV_ERR_CHECK with what does not hold, or KV_ERR_NOMEM.  Others may be inside any call but open
+ * and close of the cache: they wait as long as it takes, about 100 ns a page and entry. */
 int kv_cache_check(struct kv_cache *cache, struct kv_why *why);
 
 /* ---- Match ---- */

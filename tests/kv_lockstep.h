@@ -22,20 +22,22 @@ struct setting {
     uint32_t n_pages;
     uint32_t max_len; /* of a context */
     uint32_t alphabet;
+    uint32_t n_shards;
     size_t bookkeeping;
 };
 
 static const struct setting settings[] = {
-    {{2, 2, 3, KV_F32}, 16, 26, 120, 3, 1 << 20},
-    {{1, 1, 5, KV_F32}, 32, 12, 120, 2, 1 << 20},
-    {{1, 2, 2, KV_F32}, 64, 9, 200, 2, 1 << 20},
-    {{1, 1, 2, KV_F16}, 16, 20, 120, 2, 1 << 20},
-    {{1, 2, 5, KV_F16}, 32, 11, 120, 2, 1 << 20},
-    {{2, 1, 3, KV_F16}, 64, 10, 200, 2, 1 << 20},
-    {{1, 1, 32, KV_Q8}, 16, 24, 120, 3, 1 << 20},
-    {{1, 1, 64, KV_Q8}, 32, 14, 150, 2, 1 << 20},
-    {{1, 2, 32, KV_Q8}, 64, 11, 200, 2, 1 << 20},
-    {{2, 1, 2, KV_F32}, 16, 30, 120, 2, 2600}, /* bookkeeping is what runs out */
+    {{2, 2, 3, KV_F32}, 16, 26, 120, 3, 4, 1 << 20},
+    {{1, 1, 5, KV_F32}, 32, 12, 120, 2, 1, 1 << 20},
+    {{1, 2, 2, KV_F32}, 64, 9, 200, 2, 2, 1 << 20},
+    {{1, 1, 2, KV_F16}, 16, 20, 120, 2, 1, 1 << 20},
+    {{1, 2, 5, KV_F16}, 32, 11, 120, 2, 16, 1 << 20},
+    {{2, 1, 3, KV_F16}, 64, 10, 200, 2, 4, 1 << 20},
+    {{1, 1, 32, KV_Q8}, 16, 24, 120, 3, 1, 1 << 20},
+    {{1, 1, 64, KV_Q8}, 32, 14, 150, 2, 2, 1 << 20},
+    {{1, 2, 32, KV_Q8}, 64, 11, 200, 2, 1, 1 << 20},
+    {{2, 1, 2, KV_F32}, 16, 30, 120, 2, 1, 2600}, /* bookkeeping is what runs out */
+    {{1, 1, 2, KV_F16}, 16, 40, 120, 6, 8, 3400},
 };
 
 enum { N_SETTINGS = sizeof(settings) / sizeof(settings[0]) };
@@ -144,7 +146,32 @@ static void logits_of(const struct ids *ids, float *out)
 
 static uint32_t page_id(const struct world *w, const struct kv_page *page)
 {
-    return (uint32_t)(page - w->cache->pool.pages);
+    return (uint32_t)(page - w->cache->slots.pages);
+}
+
+/* The entry used last, of all shards; NULL: there is none. */
+static inline const struct kv_entry *youngest(const struct world *w)
+{
+    const struct kv_entry *best = NULL;
+
+    for (uint32_t i = 0; i < w->cache->n_shards; i++) {
+        const struct kv_entry *e = TAILQ_LAST(&w->cache->shards[i].tree.by_use, kv_entry_list);
+
+        best = best == NULL || (e != NULL && e->serial > best->serial) ? e : best;
+    }
+    return best;
+}
+
+/* The entry used next after prev, of all shards; NULL: the oldest, or none. */
+static const struct kv_entry *next_used(const struct world *w, const struct kv_entry *prev)
+{
+    const struct kv_entry *e, *best = NULL;
+
+    for (uint32_t i = 0; i < w->cache->n_shards; i++)
+        TAILQ_FOREACH(e, &w->cache->shards[i].tree.by_use, by_use)
+    if ((prev == NULL || e->serial > prev->serial) && (best == NULL || e->serial < best->serial))
+        best = e;
+    return best;
 }
 
 static void note_holders(struct world *w)
@@ -163,8 +190,7 @@ static void note_holders(struct world *w)
             w->pinned[c->pages[j]] = true;
         }
     }
-    TAILQ_FOREACH(e, &w->cache->tree.by_use, by_use)
-    {
+    for (e = next_used(w, NULL); e != NULL; e = next_used(w, e)) {
         struct model_entry *m = &w->entries[n];
 
         EXPECT(w, n++ < w->n_entries, "%u entries expected, there are more", w->n_entries);
@@ -285,6 +311,24 @@ static uint32_t look_up(const struct world *w, int ns, const struct ids *ids, in
     return best;
 }
 
+/* In how many shards keys of a namespace are: each has a root of it. */
+static uint32_t count_roots(const struct world *w, int ns, const struct ids *const *keys,
+                            uint32_t n)
+{
+    const struct kv_shard *seen[MAX_ENTRIES];
+    uint32_t n_seen = 0;
+
+    for (uint32_t i = 0; i < n; i++) {
+        uint32_t j = 0;
+
+        seen[n_seen] = kv_shard_of(w->cache, &namespaces[ns], keys[i]->at[0]);
+        while (seen[j] != seen[n_seen])
+            j++;
+        n_seen += j == n_seen;
+    }
+    return n_seen;
+}
+
 /* What the entries cost as a tree: from the sorted keys of each namespace. */
 static size_t bookkeeping(const struct world *w)
 {
@@ -323,7 +367,7 @@ static size_t bookkeeping(const struct world *w)
                 bytes += kv_tree_node_bytes(0);
             }
         }
-        bytes += n > 0 ? kv_tree_root_bytes() : 0;
+        bytes += count_roots(w, ns, keys, n) * kv_tree_root_bytes();
     }
     return bytes;
 }
@@ -516,10 +560,10 @@ static bool reads_back(const struct world *w, const struct kv_context *real, int
 static void check_entries(struct world *w)
 {
     const struct kv_entry *e;
+    struct kv_stats s;
     uint32_t n = 0;
 
-    TAILQ_FOREACH(e, &w->cache->tree.by_use, by_use)
-    {
+    for (e = next_used(w, NULL); e != NULL; e = next_used(w, e)) {
         const struct model_entry *m = &w->entries[n];
         const struct kv_context view = {
             .cache = w->cache, .pages = e->pages, .n_pages = e->n_pages, .n = e->n};
@@ -538,8 +582,9 @@ static void check_entries(struct world *w)
         n++;
     }
     EXPECT(w, n == w->n_entries, "%u entries, expected %u", n, w->n_entries);
-    EXPECT(w, bookkeeping(w) == w->cache->tree.bytes, "bookkeeping is %zu, expected %zu",
-           w->cache->tree.bytes, bookkeeping(w));
+    kv_cache_stats(w->cache, &s);
+    EXPECT(w, bookkeeping(w) == s.bookkeeping_bytes, "bookkeeping is %zu, expected %zu",
+           s.bookkeeping_bytes, bookkeeping(w));
 }
 
 static void check_contexts(struct world *w)
@@ -559,16 +604,16 @@ static void check_contexts(struct world *w)
 
 static const struct kv_page *page_at(const struct world *w, uint32_t i)
 {
-    return &w->cache->pool.pages[i];
+    return &w->cache->slots.pages[i];
 }
 
 /* Where a page's bytes must stand: its place in the arena, or on the heap while it is live. */
 static bool is_in_place(const struct world *w, uint32_t i, bool live)
 {
-    const struct kv_pool *pool = &w->cache->pool;
+    const struct kv_slots *slots = &w->cache->slots;
 
-    return pool->arena != NULL ? page_at(w, i)->bytes == pool->arena + i * pool->page_bytes
-                               : (page_at(w, i)->bytes != NULL) == live;
+    return slots->arena != NULL ? page_at(w, i)->bytes == slots->arena + i * slots->page_bytes
+                                : (page_at(w, i)->bytes != NULL) == live;
 }
 
 /* Each page has as many references as lists have it; what nobody holds is free. */
@@ -596,7 +641,7 @@ static void check_pages(const struct world *w, const struct kv_stats *s)
            n_evictable);
     EXPECT(w, s->n_reserved == count_reserved(w, -1), "reserved %u, expected %u", s->n_reserved,
            count_reserved(w, -1));
-    EXPECT(w, w->cache->pool.arena != NULL || n_heap_pages == n_live,
+    EXPECT(w, w->cache->slots.arena != NULL || n_heap_pages == n_live,
            "%u pages on the heap, expected %u", n_heap_pages, n_live);
 }
 

@@ -180,7 +180,7 @@ static inline const char *entries(void)
     size_t at = 0;
 
     text[0] = '\0';
-    TAILQ_FOREACH(e, &cache->tree.by_use, by_use)
+    TAILQ_FOREACH(e, &cache->shards[0].tree.by_use, by_use)
     {
         const struct kv_key k = {.pages = e->pages, .layout = &cache->layout, .n = e->n};
 

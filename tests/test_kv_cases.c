@@ -42,7 +42,7 @@ START_TEST(forty_retains_against_room_for_four_leave_as_many_slots_out_as_pages_
         snprintf(text, sizeof(text), "%c%u%c20", 'a' + (int)(i % 20), 1 + i % 20, 'A' + (int)i % 7);
         put(text);
         ck_assert_uint_le(stats().n_entries, 5);
-        ck_assert_uint_eq(cache->pool.n_pages - cache->pool.n_free, stats().n_live);
+        ck_assert_uint_eq(cache->slots.n_pages - cache->shards[0].pool.n_free, stats().n_live);
         ck_assert_uint_eq(stats().n_live, stats().n_evictable);
     }
     ck_assert_uint_ge(stats().n_entries, 4);

@@ -43,7 +43,7 @@ static struct kv_entry *entry_of(const char *text)
 {
     struct kv_entry *e;
 
-    TAILQ_FOREACH(e, &cache->tree.by_use, by_use)
+    TAILQ_FOREACH(e, &cache->shards[0].tree.by_use, by_use)
     {
         uint32_t ids[MAX], run;
         const uint32_t n = key(text, ids);
@@ -100,7 +100,7 @@ static void unbend(void)
 
 static void foreign_page(void)
 {
-    poke_pointer(&live->pages[0], cache->pool.pages + cache->pool.n_pages);
+    poke_pointer(&live->pages[0], cache->slots.pages + cache->slots.n_pages);
 }
 
 static void page_of_another_group(void)
@@ -130,7 +130,7 @@ static void promise_without_slots(void)
 
 static void missing_context(void)
 {
-    poke_u32(&cache->n_contexts, 2);
+    poke_u32(&cache->shards[0].n_contexts, 2);
 }
 
 static void short_entry(void)
@@ -182,7 +182,7 @@ static void serial_from_the_past(void)
 
 static void entry_that_is_not_counted(void)
 {
-    poke_u32(&cache->tree.n_entries, cache->tree.n_entries - 1);
+    poke_u32(&cache->shards[0].tree.n_entries, cache->shards[0].tree.n_entries - 1);
 }
 
 /* The node that "c20d20" and "c20e20" have in common. */
@@ -221,26 +221,26 @@ static void root_with_an_edge(void)
 
 static void node_that_is_not_counted(void)
 {
-    poke_u32(&cache->tree.n_nodes, cache->tree.n_nodes + 1);
+    poke_u32(&cache->shards[0].tree.n_nodes, cache->shards[0].tree.n_nodes + 1);
 }
 
 static void node_that_the_index_has_not(void)
 {
-    poke_u32(&cache->tree.index.n_nodes, cache->tree.index.n_nodes - 1);
+    poke_u32(&cache->shards[0].tree.index.n_nodes, cache->shards[0].tree.index.n_nodes - 1);
 }
 
 static void bytes_that_are_not_counted(void)
 {
-    const size_t bytes = cache->tree.bytes + 1;
+    const size_t bytes = cache->shards[0].tree.bytes + 1;
 
-    poke(&cache->tree.bytes, &bytes, sizeof(bytes));
+    poke(&cache->shards[0].tree.bytes, &bytes, sizeof(bytes));
 }
 
 static void bound_that_is_passed(void)
 {
     const size_t bound = 100;
 
-    poke(&cache->tree.bound, &bound, sizeof(bound));
+    poke(&cache->shards[0].tree.bound, &bound, sizeof(bound));
 }
 
 static void reference_that_nobody_has(void)
@@ -264,32 +264,34 @@ static void live_page_without_memory(void)
 
 static void slot_that_is_lost(void)
 {
-    poke_u32(&cache->pool.n_free, cache->pool.n_free - 1);
+    poke_u32(&cache->shards[0].pool.n_free, cache->shards[0].pool.n_free - 1);
 }
 
 static void evictable_that_is_none(void)
 {
-    poke_u32(&cache->pool.n_evictable, cache->pool.n_evictable + 1);
+    poke_u32(&cache->shards[0].pool.n_evictable, cache->shards[0].pool.n_evictable + 1);
 }
 
 static void reservation_of_nobody(void)
 {
-    poke_u32(&cache->pool.n_reserved, cache->pool.n_reserved + 1);
+    poke_u32(&cache->shards[0].pool.n_reserved, cache->shards[0].pool.n_reserved + 1);
 }
 
 static void more_reserved_than_free(void)
 {
-    poke_u32(&cache->pool.n_reserved, cache->pool.n_free + 1);
+    poke_u32(&cache->shards[0].pool.n_reserved, cache->shards[0].pool.n_free + 1);
 }
 
 static void group_with_too_many(void)
 {
-    poke_u32(&cache->pool.groups[0].n_live, 1);
+    poke_u32(&cache->shards[0].pool.groups[0].n_live, 1);
 }
 
 static void slot_that_is_free_twice(void)
 {
-    poke_u32(&cache->pool.free[0], cache->pool.free[1]);
+    struct kv_page *pages = cache->slots.pages;
+
+    poke_u32(&pages[cache->shards[0].pool.free].next_free, cache->shards[0].pool.free);
 }
 
 static const struct {
@@ -357,7 +359,7 @@ START_TEST(the_audit_sees_a_group_list_out_of_order_or_short)
     struct kv_why why;
 
     open_scene(true);
-    list = &cache->tree.in_group[0];
+    list = &cache->shards[0].tree.in_group[0];
     e = TAILQ_FIRST(list);
     TAILQ_REMOVE(list, e, in_group);
     ck_assert_int_eq(kv_cache_check(cache, &why), KV_ERR_CHECK);

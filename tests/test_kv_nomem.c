@@ -117,7 +117,7 @@ int __wrap_munmap(void *at, size_t bytes)
 
 /* ---- What a call is tried on ---- */
 
-enum { MAX_OUT = 64 * 1024 };
+enum { MAX_OUT = 64 * 1024, BOOKKEEPING = 1 << 20 };
 
 /* The contexts of a scene, all with something in common with the entries "a20b20" and "c40". */
 struct scene {
@@ -149,7 +149,7 @@ static uint32_t state(const struct scene *s, bool entries_only)
     struct kv_stats st = stats();
     uint32_t crc = 0;
 
-    TAILQ_FOREACH(e, &cache->tree.by_use, by_use)
+    TAILQ_FOREACH(e, &cache->shards[0].tree.by_use, by_use)
     {
         crc = kv_crc32c(crc, &e->serial, sizeof(e->serial));
         crc = kv_crc32c(crc, &e->n_logits, sizeof(e->n_logits));
@@ -185,7 +185,7 @@ struct trial {
 static void open_scene(struct scene *s, const struct trial *t, bool arena)
 {
     memset(s, 0, sizeof(*s));
-    open_with(t->n_pages > 0 ? t->n_pages : 64, 1 << 20, arena);
+    open_with(t->n_pages > 0 ? t->n_pages : 64, BOOKKEEPING, arena);
     put("a20b20");
     put("c40");
     s->ctx = context("a20");
@@ -313,6 +313,15 @@ static int do_publish_logits(struct scene *s)
     static const float logits[2] = {1, 2};
 
     return ARMED(kv_context_publish(s->ctx, logits, 2));
+}
+
+/* So many that all other entries must go for them: the call begins anew under all locks. */
+static int do_publish_many_logits(struct scene *s)
+{
+    enum { BYTES = BOOKKEEPING - 1024 };
+    static float logits[BYTES / sizeof(float)];
+
+    return ARMED(kv_context_publish(s->ctx, logits, BYTES / sizeof(float)));
 }
 
 /* The key of an entry that has no logits. */
@@ -509,6 +518,10 @@ static const struct trial trials[] = {
      .at_least = 2,
      .closes = true},
     {.name = "publish, logits", .call = do_publish_logits, .prepare = grow_to_equal, .at_least = 1},
+    {.name = "publish, logits that evict",
+     .call = do_publish_many_logits,
+     .prepare = grow_to_equal,
+     .at_least = 1},
     {.name = "publish, a new namespace",
      .call = do_publish,
      .prepare = move_to_another_tenant,
@@ -627,9 +640,9 @@ static size_t bytes_beside_pages(void)
 {
     n_bytes = 0;
     twalk(held_set, add_bytes);
-    for (uint32_t i = 0; i < cache->pool.n_pages; i++)
-        if (cache->pool.pages[i].bytes != NULL)
-            n_bytes -= malloc_usable_size(cache->pool.pages[i].bytes) + sizeof(size_t);
+    for (uint32_t i = 0; i < cache->slots.n_pages; i++)
+        if (cache->slots.pages[i].bytes != NULL)
+            n_bytes -= malloc_usable_size(cache->slots.pages[i].bytes) + sizeof(size_t);
     return n_bytes;
 }
 

@@ -932,7 +932,7 @@ START_TEST(rule_13_at_an_equal_key_only_logits_that_do_not_fit_are_refused)
     put("a20");
     ck_assert_int_eq(kv_context_give_up(context("a20"), logits, 64), 0);
     EXPECT_ENTRIES("a20");
-    ck_assert_ptr_null(TAILQ_FIRST(&cache->tree.by_use)->logits);
+    ck_assert_ptr_null(TAILQ_FIRST(&cache->shards[0].tree.by_use)->logits);
     close_cache();
 }
 END_TEST
@@ -1018,12 +1018,12 @@ START_TEST(rule_16_a_leaf_is_cut_from_its_end_in_place_and_its_logits_die)
 
     open_cache(8);
     put_logits("a100", 1);
-    e = TAILQ_FIRST(&cache->tree.by_use);
+    e = TAILQ_FIRST(&cache->shards[0].tree.by_use);
     serial = e->serial;
     for (uint32_t left = 6; left > 0; left--) {
         ck_assert_uint_eq(kv_cache_trim(cache, 1), 1);
         check();
-        ck_assert_ptr_eq(TAILQ_FIRST(&cache->tree.by_use), e);
+        ck_assert_ptr_eq(TAILQ_FIRST(&cache->shards[0].tree.by_use), e);
         ck_assert_uint_eq(e->n, left * P);
         ck_assert_ptr_null(e->logits);
         ck_assert_uint_eq(e->serial, serial);

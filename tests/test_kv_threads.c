@@ -1,8 +1,13 @@
-/* One cache, many threads: nothing is lost and nobody sees another's rows.  Run under the tsan
- * preset this is also the check that there is no race. */
+/* One cache of several shards, many threads: nothing is lost and nobody sees another's rows, while
+ * one more thread audits the cache without end.  Run under the tsan preset this is also the check
+ * that there is no race. */
+#include "kv_acts.h"
 #include "kv_help.h"
 
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 enum { P = 16, N_PAGES = 96, N_THREADS = 8, N_ROUNDS = 300, MAX = 160 };
 
@@ -19,7 +24,8 @@ static void open_all(void)
                                            .page_tokens = P,
                                            .n_pages = N_PAGES,
                                            .arena = true,
-                                           .bookkeeping_bytes = 16384};
+                                           .bookkeeping_bytes = 16384,
+                                           .n_shards = 4};
 
     ck_assert_int_eq(kv_cache_open(&config, &cache, NULL), 0);
     ck_assert_int_eq(kv_cache_set_quota(cache, 1, N_PAGES / 2), 0);
@@ -62,17 +68,47 @@ static void *run_job(void *arg)
     return NULL;
 }
 
+static atomic_bool all_done;
+static uint32_t n_audits;
+
+/* Whatever the others are in the middle of, the audit holds. */
+static const char *audit(uint64_t seed)
+{
+    static struct kv_why why;
+
+    (void)seed;
+    while (!atomic_load(&all_done)) {
+        struct kv_stats s;
+
+        if (kv_cache_check(cache, &why) != 0)
+            return why.text;
+        kv_cache_stats(cache, &s);
+        if (s.n_free + s.n_live != N_PAGES || s.n_reserved > s.n_free)
+            return "free and live pages are not all";
+        n_audits++;
+        usleep(100); /* or it would have the locks all the time */
+    }
+    return NULL;
+}
+
 static void run_on_threads(worker work)
 {
-    pthread_t threads[N_THREADS];
-    struct job jobs[N_THREADS];
+    struct job jobs[N_THREADS], auditor = {.work = audit};
+    pthread_t threads[N_THREADS], audits;
 
+    n_audits = 0;
+    atomic_store(&all_done, false);
+    ck_assert_int_eq(pthread_create(&audits, NULL, run_job, &auditor), 0);
     for (uint32_t i = 0; i < N_THREADS; i++) {
         jobs[i] = (struct job){.work = work, .seed = i + 1};
         ck_assert_int_eq(pthread_create(&threads[i], NULL, run_job, &jobs[i]), 0);
     }
     for (uint32_t i = 0; i < N_THREADS; i++)
         pthread_join(threads[i], NULL);
+    atomic_store(&all_done, true);
+    pthread_join(audits, NULL);
+    ck_assert_msg(auditor.failure == NULL, "audit: %s", auditor.failure);
+    ck_assert_uint_gt(n_audits, 0);
     for (uint32_t i = 0; i < N_THREADS; i++)
         ck_assert_msg(jobs[i].failure == NULL, "thread %u: %s", i, jobs[i].failure);
 }
@@ -112,8 +148,8 @@ static const char *serve(uint64_t seed)
         uint32_t ids[MAX];
         int rc;
 
-        for (uint32_t i = 0; i < MAX; i++) /* few keys, so that paths meet */
-            ids[i] = 1 + (uint32_t)(mix(i / 12 + (h >> 20) % 5 * 100) & 1);
+        for (uint32_t i = 0; i < MAX; i++) /* few keys, so that paths meet, in several shards */
+            ids[i] = 1 + (uint32_t)(mix(i / 12 + (h >> 20) % 5 * 100) & 3);
         rc = kv_cache_match(cache, ns, ids, n, n, NULL, 0, &ctx, &m);
         if (rc == KV_ERR_FULL)
             continue;
@@ -139,6 +175,20 @@ static const char *serve(uint64_t seed)
     }
     return NULL;
 }
+
+/* ---- Any call in any order, to be audited in the middle of it ---- */
+
+static const char *do_anything(uint64_t seed)
+{
+    return act(cache, &geometry, &namespaces[seed & 1], seed, 20 * N_ROUNDS);
+}
+
+START_TEST(the_audit_holds_whatever_others_are_in_the_middle_of)
+{
+    run_on_threads(do_anything);
+    ck_assert(holds(parent, &geometry, &namespaces[0], parent_ids, 40));
+}
+END_TEST
 
 START_TEST(many_threads_fork_one_frozen_parent)
 {
@@ -166,6 +216,7 @@ int main(void)
     tcase_add_checked_fixture(tc, open_all, close_all);
     tcase_add_test(tc, many_threads_fork_one_frozen_parent);
     tcase_add_test(tc, matches_publishes_and_evictions_race_without_harm);
+    tcase_add_test(tc, the_audit_holds_whatever_others_are_in_the_middle_of);
     srunner_run_all(sr, CK_ENV);
     n_failed = srunner_ntests_failed(sr);
     srunner_free(sr);
