@@ -1,9 +1,12 @@
 /* Two threads on disjoint prefixes of one namespace beside one thread that does as much as each.
+ * The lines without a target are where threads meet all the same: prefixes that have their first id
+ * in common are in one shard, so in one lock, and in a cache that is full each request evicts,
+ * which takes all locks.
  *
  * Wall time, since waiting is what is asked for; so a window counts only if no thread was taken off
  * its CPU in it, and each is pinned to its own.  On a machine that is busy there may be too few,
  * and then there is no verdict.  The raw line is the same with memory that nobody shares: what two
- * threads can have at most here. */
+ * threads can have at most here.  Where pages are large that is how fast memory is. */
 #include "bench/bench_kvcore.h"
 
 #include <pthread.h>
@@ -16,6 +19,7 @@
 #include <time.h>
 
 enum { N = 1000, KEEP = 960, MAX_THREADS = 2, WINDOWS = 15, TRIES = 600 };
+enum { LARGE = 30 * 2 * 64 * 3 * 64 * 2, N_LARGE = 64 }; /* bytes of a large page, pages */
 
 static const struct kv_namespace ns = {.group = 0};
 
@@ -28,9 +32,11 @@ struct worker {
     uint32_t serial; /* of the last request */
     int sum;
     uint32_t *copies[2];       /* of the raw line */
+    unsigned char *memory;     /* of the raw line of large pages */
     struct kv_context *holder; /* of the first KEEP ids */
     double seconds;
     bool disturbed;
+    bool full; /* what requests leave stays, so that the next ones have to evict */
 };
 
 /* ---- What a thread does ---- */
@@ -61,6 +67,12 @@ static void op_request(struct worker *w)
                "begin");
     bench_must(kv_context_commit(ctx, N - kv_context_length(ctx)), "commit");
     bench_must(kv_context_give_up(ctx, NULL, 0), "give up");
+}
+
+/* The page that a request of large pages zeroes. */
+static void op_raw_page(struct worker *w)
+{
+    memset(w->memory + w->serial++ % N_LARGE * LARGE, 0, LARGE);
 }
 
 static void op_raw(struct worker *w)
@@ -125,7 +137,8 @@ static double undisturbed(struct worker *w, uint32_t n_threads, uint32_t *n_trie
 
     while (seconds <= 0 && ++*n_tries < TRIES) {
         seconds = window(w, n_threads);
-        kv_cache_trim(w[0].cache, UINT32_MAX); /* what requests left */
+        if (!w[0].full)
+            kv_cache_trim(w[0].cache, UINT32_MAX); /* what requests left */
     }
     return seconds;
 }
@@ -137,33 +150,43 @@ static int compare(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+static double median(double *v, uint32_t n)
+{
+    qsort(v, n, sizeof(v[0]), compare);
+    return v[n / 2];
+}
+
 static void line(struct worker *w, const char *name, void (*op)(struct worker *), uint32_t n_ops,
                  double least)
 {
-    double ratio[WINDOWS], one = 0, two = 0;
+    double one[WINDOWS], two[WINDOWS], speed[WINDOWS];
     uint32_t n = 0, n_tries = 0;
 
     for (uint32_t i = 0; i < MAX_THREADS; i++)
         w[i].op = op, w[i].n_ops = n_ops;
     while (n < WINDOWS && n_tries < TRIES) {
-        one = undisturbed(w, 1, &n_tries);
-        two = undisturbed(w, 2, &n_tries);
-        if (one > 0 && two > 0)
-            ratio[n++] = 2 * one / two;
+        one[n] = undisturbed(w, 1, &n_tries);
+        two[n] = undisturbed(w, 2, &n_tries);
+        if (one[n] <= 0 || two[n] <= 0)
+            break;
+        speed[n] = 2 * one[n] / two[n];
+        n++;
     }
     if (n < 5) {
-        printf("%-34s too busy: %u undisturbed windows of %u\n", name, n, n_tries);
+        printf("%-40s too busy: %u undisturbed windows of %u\n", name, n, n_tries);
         return;
     }
-    qsort(ratio, n, sizeof(ratio[0]), compare);
-    printf("%-34s %8.2f %8.2f    %5.2f", name, 1e6 * one / n_ops, 1e6 * two / n_ops, ratio[n / 2]);
+    printf("%-40s %8.2f %8.2f    %5.2f", name, 1e6 * median(one, n) / n_ops,
+           1e6 * median(two, n) / n_ops, median(speed, n));
     if (least > 0)
-        printf("  >= %.2f  %s\n", least, bench_verdict(ratio[n / 2] >= least));
+        printf("  >= %.2f  %s\n", least, bench_verdict(median(speed, n) >= least));
     else
         printf("\n");
 }
 
-static void open_workers(struct worker *w, const struct kv_geometry *g, uint32_t n_pages)
+/* The threads' prompts differ from id `apart` on. */
+static void open_workers(struct worker *w, const struct kv_geometry *g, uint32_t n_pages,
+                         uint32_t apart)
 {
     const struct kv_cache_config config = {
         .geometry = *g, .n_pages = n_pages, .arena = true, .bookkeeping_bytes = (size_t)256 << 20};
@@ -174,9 +197,12 @@ static void open_workers(struct worker *w, const struct kv_geometry *g, uint32_t
         w[t].cache = cache;
         w[t].me = t;
         for (uint32_t i = 0; i < N; i++)
-            w[t].ids[i] = (uint32_t)bench_mix(t * N + i);
+            w[t].ids[i] = (uint32_t)bench_mix((i < apart ? 0 : t * N) + i);
         for (uint32_t i = 0; i < 2; i++)
             w[t].copies[i] = calloc(N, sizeof(uint32_t));
+        w[t].memory = calloc(N_LARGE, LARGE);
+        if (w[t].copies[0] == NULL || w[t].copies[1] == NULL || w[t].memory == NULL)
+            bench_must(KV_ERR_NOMEM, "raw lines");
         w[t].holder = bench_context(cache, &ns, w[t].ids, KEEP);
         bench_must(kv_context_publish(w[t].holder, NULL, 0), "publish");
     }
@@ -188,21 +214,33 @@ static void close_workers(struct worker *w)
         kv_context_close(w[t].holder);
         free(w[t].copies[0]);
         free(w[t].copies[1]);
+        free(w[t].memory);
     }
     kv_cache_close(w[0].cache);
 }
 
 void bench_threads(void)
 {
+    const struct kv_geometry small = {1, 1, 1, KV_F16}, large = {30, 3, 64, KV_F16};
     static struct worker w[MAX_THREADS];
 
-    printf("\ntwo threads on disjoint prefixes      one us   two us   speed\n");
-    open_workers(w, &(struct kv_geometry){1, 1, 1, KV_F16}, 20000);
+    printf("\ntwo threads on disjoint prefixes            one us   two us   speed\n");
+    open_workers(w, &small, 20000, 0);
     line(w, "memcmp of the same ids", op_raw, 4000, 0);
     line(w, "match and close", op_match, 4000, 1.8);
     line(w, "match, append, give up", op_request, 2000, 1.8);
     close_workers(w);
-    open_workers(w, &(struct kv_geometry){30, 3, 64, KV_F16}, 700);
+    open_workers(w, &large, 1100, 0);
+    line(w, "memset of 1.4 MiB", op_raw_page, 8, 0);
     line(w, "the same, pages of 1.4 MiB", op_request, 8, 1.8);
+    close_workers(w);
+    printf("two threads that meet\n");
+    open_workers(w, &small, 20000, 1);
+    line(w, "one first id, one lock: match and close", op_match, 2000, 0);
+    line(w, "the same: match, append, give up", op_request, 1000, 0);
+    close_workers(w);
+    open_workers(w, &small, 1200, 0);
+    w[0].full = true;
+    line(w, "full cache, all locks: the same", op_request, 2000, 0);
     close_workers(w);
 }
