@@ -104,10 +104,10 @@ int kv_file_write_rows(struct kv_file_writer *w, const uint32_t *ids, uint32_t c
 int kv_file_write_section(struct kv_file_writer *w, enum kv_section kind, const void *data,
                           size_t len, struct kv_why *why);
 /* Index and footer; returns when all bytes are with the operating system.  `sync` also asks the
- * disk.  The file is closed and the writer freed in any case; *info's frames and base_ids are NULL.
- */
+ * disk.  The file is closed and the writer freed in any case.  *info's base_ids are NULL, its
+ * frames are *frames, which the caller frees. */
 int kv_file_finish(struct kv_file_writer *w, bool sync, struct kv_file_info *info,
-                   struct kv_why *why);
+                   struct kv_file_frame **frames, struct kv_why *why);
 /* Give up: waits for what is under way, closes, frees.  The file itself stays. */
 void kv_file_discard(struct kv_file_writer *w);
 

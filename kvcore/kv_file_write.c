@@ -228,6 +228,7 @@ static int write_header(struct kv_file_writer *w)
         return latch(w, kv_fail(&w->why, KV_ERR_NOMEM, "no memory for a header of %zu bytes", len));
     kv_encoder_header(w->encoder, record);
     w->info.header_crc = kv_get_u32(record, KV_RECORD_CRC);
+    memcpy(w->info.header.base_digest.bytes, record + KV_HEADER_BASE_DIGEST, KV_DIGEST_BYTES);
     rc = put_bytes(w, record, len);
     free(record);
     return rc;
@@ -523,7 +524,7 @@ static int drain(struct kv_file_writer *w)
 }
 
 int kv_file_finish(struct kv_file_writer *w, bool sync, struct kv_file_info *info,
-                   struct kv_why *why)
+                   struct kv_file_frame **frames, struct kv_why *why)
 {
     unsigned char seal_record[KV_SEAL_BYTES];
     struct kv_seal seal;
@@ -548,7 +549,8 @@ int kv_file_finish(struct kv_file_writer *w, bool sync, struct kv_file_info *inf
     if (rc == 0) {
         *info = w->info;
         info->header.base_ids = NULL;
-        info->frames = NULL;
+        info->frames = *frames = w->frames;
+        w->frames = NULL;
     }
     fail(w, rc, why);
     release(w);

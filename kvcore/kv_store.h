@@ -16,8 +16,9 @@
  * id in hex.  mtime is the last use, which the time to live counts from.  The index is rebuilt from
  * the files when the store is opened; a file that cannot be read is reported and left alone.
  *
- * Threads: all calls from any thread; each waits for one of n_queues queues where it does I/O, and
- * no lock is held during I/O.  A context that is saved must not change meanwhile: give a fork. */
+ * Threads: all calls from any thread; each waits for one of n_queues queues where it reads or
+ * writes files, under no lock.  Only changes of names wait for each other.  A context that is saved
+ * must not change meanwhile: give a fork. */
 #ifndef KV_STORE_H
 #define KV_STORE_H
 

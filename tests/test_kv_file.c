@@ -74,6 +74,7 @@ static int write_file(const char *name, uint32_t base, uint32_t n, uint32_t step
     const uint64_t bytes = kv_file_bytes(&geometry, base, n, sections ? sizeof(logits) : 0,
                                          sections ? sizeof(session) : 0);
     unsigned char *rows = make_rows(&geometry, &ns, ids, base, n);
+    struct kv_file_frame *frames;
     struct kv_file_writer *w = NULL;
     int rc = kv_file_create(queue, name, bytes, &h, &w, why);
 
@@ -89,11 +90,13 @@ static int write_file(const char *name, uint32_t base, uint32_t n, uint32_t step
     if (rc == 0 && sections)
         rc = kv_file_write_section(w, KV_SECTION_SESSION, session, sizeof(session), why);
     if (rc == 0)
-        rc = kv_file_finish(w, true, info, why);
+        rc = kv_file_finish(w, true, info, &frames, why);
     else if (w != NULL)
         kv_file_discard(w);
-    if (rc == 0)
+    if (rc == 0) {
         ck_assert_uint_eq(info->bytes, bytes);
+        free(frames);
+    }
     free(rows);
     return rc;
 }
@@ -180,6 +183,7 @@ START_TEST(a_context_and_its_rows_make_the_same_file)
         .geometry = geometries[_i], .page_tokens = 16, .n_pages = 8, .arena = true};
     struct kv_file_writer *w;
     struct kv_file_info info, other;
+    struct kv_file_frame *frames;
     struct kv_cache *cache;
     struct kv_context *ctx;
     struct kv_why why = {""};
@@ -195,7 +199,8 @@ START_TEST(a_context_and_its_rows_make_the_same_file)
     ck_assert_int_eq(
         kv_file_create(queue, "a", kv_file_bytes(&geometry, 0, N, 0, 0), &header, &w, &why), 0);
     ck_assert_int_eq(kv_file_write_context(w, ctx, N, &why), 0);
-    ck_assert_int_eq(kv_file_finish(w, true, &info, &why), 0);
+    ck_assert_int_eq(kv_file_finish(w, true, &info, &frames, &why), 0);
+    free(frames);
     ck_assert_int_eq(write_file("b", 0, N, 13, false, &other, &why), 0);
     a = sim_disk_bytes(sim, "a", &n_a);
     b = sim_disk_bytes(sim, "b", &n_b);
@@ -460,6 +465,7 @@ START_TEST(what_cannot_be_written_is_refused)
     struct kv_snapshot_header h;
     struct kv_file_writer *w;
     struct kv_file_info info;
+    struct kv_file_frame *frames;
     struct kv_queue *small;
     struct kv_why why = {""};
     unsigned char *rows;
@@ -476,7 +482,7 @@ START_TEST(what_cannot_be_written_is_refused)
     ck_assert_int_eq(kv_file_write_rows(w, ids, 1, &one, 1, &why), 0);
     ck_assert_int_eq(kv_file_write_section(w, KV_SECTION_SESSION, "x", 1, &why), 0);
     ck_assert_int_eq(kv_file_write_rows(w, ids + 1, 1, &one, 1, &why), KV_ERR_ORDER);
-    ck_assert_int_eq(kv_file_finish(w, true, &info, &why), KV_ERR_ORDER);
+    ck_assert_int_eq(kv_file_finish(w, true, &info, &frames, &why), KV_ERR_ORDER);
     ck_assert_int_eq(kv_file_create(queue, "a", 100, &h, &w, &why), KV_ERR_IO); /* exists */
     ck_assert_int_eq(disk->ops->queue_open(disk, 2, 4096, &small), 0);
     ck_assert_int_eq(kv_file_create(small, "c", 100, &h, &w, &why), KV_ERR_INVALID);
