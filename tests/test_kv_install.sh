@@ -29,20 +29,22 @@ build_here() {
     (cd "$work" && expect_exit 0 "$cc" "${flags[@]}" "${cflags[@]}" -o "$2" main.c "${libs[@]}") || exit 1
 }
 
-only_the_library_its_header_and_its_description_are_installed() {
+only_the_library_its_headers_and_its_description_are_installed() {
     install_it
     (cd "$prefix" && find . -type f | sort) >"$work/out"
     expect out '/libkvcore\.a$'
     expect out '^\./include/kvcore/kvcore\.h$'
+    expect out '^\./include/kvcore/kv_store\.h$'
     expect out '/pkgconfig/kvcore\.pc$'
-    [ "$(wc -l <"$work/out")" -eq 3 ] || fail "other files are installed too: $(cat "$work/out")"
+    [ "$(wc -l <"$work/out")" -eq 4 ] || fail "other files are installed too: $(cat "$work/out")"
 }
 
-the_header_includes_nothing_but_the_system() {
+the_headers_include_nothing_but_the_system_and_each_other() {
     install_it
-    ! grep -E '^#include "' "$prefix/include/kvcore/kvcore.h" || fail "the header includes a file of ours"
-    echo '#include <kvcore/kvcore.h>
-int main(void) { return kv_strerror(0) == 0; }' >"$work/least.c"
+    ! grep -hE '^#include "' "$prefix"/include/kvcore/*.h | grep -v '"kvcore/kvcore.h"' ||
+        fail "a header includes a file of ours that is not installed"
+    echo '#include <kvcore/kv_store.h>
+int main(void) { return kv_strerror(0) == 0 || kv_durability_parse("often") == 0; }' >"$work/least.c"
     build_here "$work/least.c" "$work/least"
     expect_exit 0 "$work/least"
 }
@@ -67,7 +69,7 @@ audit passed
 END
 }
 
-run_tests only_the_library_its_header_and_its_description_are_installed \
-    the_header_includes_nothing_but_the_system \
+run_tests only_the_library_its_headers_and_its_description_are_installed \
+    the_headers_include_nothing_but_the_system_and_each_other \
     the_version_is_the_projects \
     the_example_builds_against_the_installed_prefix_and_says_what_it_should
