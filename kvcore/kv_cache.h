@@ -152,6 +152,18 @@ void kv_context_drop(struct kv_context *ctx, uint32_t k);
 /* Positions from the front whose rows are what their ids give: all, or those before the taint. */
 uint32_t kv_context_settled(const struct kv_context *ctx);
 
+/* For restores, into a context that nobody else sees yet: append n positions whose rows are at
+ * hand, as begin, scatter and commit would, but without zeroing new pages first, and past the CPU's
+ * caches.  Then, or after an error, only these two and close may follow, until the second has
+ * zeroed what is left of the last page.  Errors as those of the three; nothing is appended then.
+ * Both do not need the lock. */
+int kv_context_load(struct kv_context *ctx, const uint32_t *ids, uint32_t n,
+                    const struct iovec *rows, size_t n_rows);
+void kv_context_loaded(struct kv_context *ctx);
+/* kv_rows.c: write rows into an open append that has whole groups to itself, past the caches. */
+int kv_context_stream(struct kv_context *ctx, uint32_t first, uint32_t n, const struct iovec *src,
+                      size_t n_src);
+
 /* Slots that growing to `to` positions takes in all, as things are now. */
 uint32_t kv_context_need(const struct kv_context *ctx, uint32_t to);
 /* Hold what is still missing for `to`, evicting for it.  KV_ERR_FULL, KV_AGAIN: nothing changed. */

@@ -407,15 +407,16 @@ static void write_ids(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
     }
 }
 
-/* The pages are the context's alone now: what they had is cloned or made zero. */
-static void prepare_pages(struct kv_context *ctx, uint32_t first_new)
+/* The pages are the context's alone now: what they had is cloned or made zero, or left to the
+ * caller to write. */
+static void prepare_pages(struct kv_context *ctx, uint32_t first_new, bool zero)
 {
     const struct kv_layout *layout = &ctx->cache->layout;
 
     if (ctx->aside != NULL)
         kv_page_clone(layout, ctx->pages[first_new - 1]->bytes, ctx->aside->bytes,
                       ctx->n % layout->page_tokens);
-    for (uint32_t i = first_new; i < ctx->n_pages; i++)
+    for (uint32_t i = first_new; zero && i < ctx->n_pages; i++)
         memset(ctx->pages[i]->bytes, 0, layout->page_bytes);
 }
 
@@ -431,7 +432,7 @@ static void drop_aside(struct kv_context *ctx)
     kv_shard_unlock(ctx->shard);
 }
 
-int kv_context_begin(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
+static int begin(struct kv_context *ctx, const uint32_t *ids, uint32_t n, bool zero)
 {
     struct growing g = {.ctx = ctx, .n = n};
     const uint32_t first_new = ctx->n_pages;
@@ -451,10 +452,15 @@ int kv_context_begin(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
         atomic_store(&ctx->open, 0);
         return rc;
     }
-    prepare_pages(ctx, first_new);
+    prepare_pages(ctx, first_new, zero);
     write_ids(ctx, ids, n);
     drop_aside(ctx);
     return 0;
+}
+
+int kv_context_begin(struct kv_context *ctx, const uint32_t *ids, uint32_t n)
+{
+    return begin(ctx, ids, n, true);
 }
 
 int kv_context_commit(struct kv_context *ctx, uint32_t k)
@@ -472,6 +478,30 @@ int kv_context_commit(struct kv_context *ctx, uint32_t k)
 int kv_context_abort(struct kv_context *ctx)
 {
     return kv_context_commit(ctx, 0);
+}
+
+int kv_context_load(struct kv_context *ctx, const uint32_t *ids, uint32_t n,
+                    const struct iovec *rows, size_t n_rows)
+{
+    int rc = begin(ctx, ids, n, false);
+
+    if (rc < 0)
+        return rc;
+    rc = kv_context_stream(ctx, ctx->n, n, rows, n_rows);
+    kv_context_commit(ctx, rc == 0 ? n : 0);
+    return rc;
+}
+
+void kv_context_loaded(struct kv_context *ctx)
+{
+    const struct kv_layout *layout = &ctx->cache->layout;
+    const uint32_t n_valid = ctx->n % layout->page_tokens;
+
+    if (n_valid != 0) {
+        unsigned char *last = ctx->pages[ctx->n_pages - 1]->bytes;
+
+        kv_page_clone(layout, last, last, n_valid);
+    }
 }
 
 /* ---- Reading ---- */

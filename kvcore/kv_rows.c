@@ -12,6 +12,9 @@
 
 #include <assert.h>
 #include <string.h>
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
 
 /* Something of a layer that stands in groups of 16 positions, [H][P / 16][dim][16]. */
 struct lanes {
@@ -44,6 +47,13 @@ static size_t lane_offset(const struct lanes *a, uint32_t head, uint32_t slot)
 /* Work on lanes goes 16 bytes at a time, of which a row of lanes has 1, 2 or 4. */
 typedef uint64_t vector __attribute__((vector_size(16)));
 
+/* A page may be cloned onto itself: then only the rest is zeroed. */
+static void copy(unsigned char *dst, const unsigned char *src, size_t n)
+{
+    if (dst != src)
+        memcpy(dst, src, n);
+}
+
 /* Copy those bits of a group that the mask of a row of lanes has. */
 static void clone_group(unsigned char *dst, const unsigned char *src, size_t group_bytes,
                         const vector *mask, size_t n_mask)
@@ -70,7 +80,7 @@ static void clone_lanes(const struct lanes *a, uint32_t n_heads, unsigned char *
     dst += a->offset;
     src += a->offset;
     for (uint32_t h = 0; h < n_heads; h++, dst += a->head_bytes, src += a->head_bytes) {
-        memcpy(dst, src, whole);
+        copy(dst, src, whole);
         clone_group(dst + whole, src + whole, valid - whole, mask, a->element_bytes);
         memset(dst + valid, 0, a->head_bytes - valid);
     }
@@ -87,7 +97,7 @@ static void clone_layer(const struct kv_layout *l, unsigned char *dst, const uns
                        vs = scale_lanes(l, l->vs_offset);
 
     clone_lanes(&k, n_heads, dst, src, n_valid);
-    memcpy(dst + l->v_offset, src + l->v_offset, v_valid);
+    copy(dst + l->v_offset, src + l->v_offset, v_valid);
     memset(dst + l->v_offset + v_valid, 0, v_end - l->v_offset - v_valid);
     if (q8) {
         clone_lanes(&ks, n_heads, dst, src, n_valid);
@@ -102,7 +112,7 @@ void kv_page_clone(const struct kv_layout *l, unsigned char *dst, const unsigned
 
     for (uint32_t layer = 0; layer < l->geometry.n_layers; layer++)
         clone_layer(l, dst + layer * l->layer_bytes, src + layer * l->layer_bytes, n_valid);
-    memcpy(dst + l->ids_offset, src + l->ids_offset, ids_valid);
+    copy(dst + l->ids_offset, src + l->ids_offset, ids_valid);
     memset(dst + l->ids_offset + ids_valid, 0, l->page_bytes - l->ids_offset - ids_valid);
 }
 
@@ -198,6 +208,21 @@ int kv_context_gather(const struct kv_context *ctx, uint32_t first, uint32_t n, 
 
 /* ---- Scatter ---- */
 
+/* Copy past the CPU's caches: the lines are not fetched to be overwritten, and do not push out the
+ * rows that come next.  For what is not read again soon; kv_context_stream() ends with a fence. */
+static inline void stream_out(unsigned char *dst, const unsigned char *src, size_t n)
+{
+#if defined(__SSE2__)
+    if (((uintptr_t)dst | n) % sizeof(__m128i) == 0) {
+        for (size_t at = 0; at < n; at += sizeof(__m128i))
+            _mm_stream_si128((__m128i *)(void *)(dst + at),
+                             _mm_loadu_si128((const __m128i *)(const void *)(src + at)));
+        return;
+    }
+#endif
+    memcpy(dst, src, n);
+}
+
 /* Reads on through pieces. */
 struct source {
     const struct iovec *piece;
@@ -217,8 +242,8 @@ static const unsigned char *source_at(const struct source *s)
     return (const unsigned char *)s->piece->iov_base + (s->piece->iov_len - s->n_left);
 }
 
-/* Copy the next n bytes to dst, or with NULL pass over them. */
-static void source_read(struct source *s, unsigned char *dst, size_t n)
+/* Copy the next n bytes to dst, past the caches or not; or with NULL pass over them. */
+static void source_read(struct source *s, unsigned char *dst, size_t n, bool stream)
 {
     while (n > 0) {
         size_t run;
@@ -226,7 +251,10 @@ static void source_read(struct source *s, unsigned char *dst, size_t n)
         next_piece(s);
         run = s->n_left < n ? s->n_left : n;
         if (dst != NULL) {
-            memcpy(dst, source_at(s), run);
+            if (stream)
+                stream_out(dst, source_at(s), run);
+            else
+                memcpy(dst, source_at(s), run);
             dst += run;
         }
         n -= run;
@@ -241,7 +269,7 @@ static const unsigned char *source_take(struct source *s, size_t n, unsigned cha
 
     next_piece(s);
     if (s->n_left < n) {
-        source_read(s, straddling, n);
+        source_read(s, straddling, n, false);
         return straddling;
     }
     at = source_at(s);
@@ -266,15 +294,29 @@ static void tile_take(struct tile *t, uint32_t n, struct source *from, size_t by
 struct target {
     unsigned char *layer;
     uint32_t slot, n;
+    bool stream; /* a whole group, and nobody reads it soon */
 };
+
+/* n_elements of each of the tile's rows, from `offset` on, to the lanes at dst. */
+static void put_lanes(const struct target *to, const struct tile *t, size_t offset,
+                      unsigned char *dst, uint32_t n_elements, size_t element_bytes)
+{
+    unsigned char group[KV_LANES * TILE];
+
+    if (!to->stream) {
+        kv_rows_to_lanes(dst, t->rows, offset, to->n, n_elements, element_bytes);
+        return;
+    }
+    kv_rows_to_lanes(group, t->rows, offset, to->n, n_elements, element_bytes);
+    stream_out(dst, group, KV_LANES * n_elements * element_bytes);
+}
 
 /* What stands [H][dim] at `offset` of the tile's rows; returns the offset after it. */
 static size_t scatter_lanes(const struct lanes *a, uint32_t n_heads, const struct target *to,
                             const struct tile *t, size_t offset)
 {
     for (uint32_t h = 0; h < n_heads; h++, offset += a->dim * a->element_bytes)
-        kv_rows_to_lanes(to->layer + lane_offset(a, h, to->slot), t->rows, offset, to->n, a->dim,
-                         a->element_bytes);
+        put_lanes(to, t, offset, to->layer + lane_offset(a, h, to->slot), a->dim, a->element_bytes);
     return offset;
 }
 
@@ -289,8 +331,14 @@ static void scatter_layer(const struct kv_layout *l, const struct target *to, co
 
     if (q8)
         offset = scatter_lanes(&ks, n_heads, to, t, offset);
-    for (uint32_t i = 0; i < to->n; i++)
-        copy_row(to->layer + v_offset(l, to->slot + i), t->rows[i] + offset, l->v_row_bytes);
+    for (uint32_t i = 0; i < to->n; i++) {
+        unsigned char *dst = to->layer + v_offset(l, to->slot + i);
+
+        if (to->stream)
+            stream_out(dst, t->rows[i] + offset, l->v_row_bytes);
+        else
+            copy_row(dst, t->rows[i] + offset, l->v_row_bytes);
+    }
     if (q8)
         scatter_lanes(&vs, n_heads, to, t, offset + l->v_row_bytes);
 }
@@ -306,8 +354,8 @@ static void scatter_long_lanes(const struct lanes *a, uint32_t n_heads, const st
             const size_t bytes = vector_bytes - at < TILE ? vector_bytes - at : TILE;
 
             tile_take(t, to->n, from, bytes);
-            kv_rows_to_lanes(to->layer + lane_offset(a, h, to->slot) + at * KV_LANES, t->rows, 0,
-                             to->n, (uint32_t)(bytes / a->element_bytes), a->element_bytes);
+            put_lanes(to, t, 0, to->layer + lane_offset(a, h, to->slot) + at * KV_LANES,
+                      (uint32_t)(bytes / a->element_bytes), a->element_bytes);
         }
 }
 
@@ -323,24 +371,23 @@ static void scatter_long_layer(const struct kv_layout *l, const struct target *t
     if (q8)
         scatter_long_lanes(&ks, n_heads, to, t, from);
     for (uint32_t i = 0; i < to->n; i++)
-        source_read(&from[i], to->layer + v_offset(l, to->slot + i), l->v_row_bytes);
+        source_read(&from[i], to->layer + v_offset(l, to->slot + i), l->v_row_bytes, to->stream);
     if (q8)
         scatter_long_lanes(&vs, n_heads, to, t, from);
 }
 
-/* n positions of one group, layer by layer; s goes on past them. */
-static void scatter_group(const struct kv_layout *l, unsigned char *page, uint32_t slot, uint32_t n,
-                          struct source *s)
+/* The positions of one group, to->layer being the page, layer by layer; s goes on past them. */
+static void scatter_group(const struct kv_layout *l, struct target to, struct source *s)
 {
     const size_t position_bytes = kv_position_bytes(&l->geometry);
     const size_t layer_row_bytes = position_bytes / l->geometry.n_layers;
-    struct target to = {.layer = page, .slot = slot, .n = n};
+    const uint32_t n = to.n;
     struct source from[KV_LANES];
     struct tile t;
 
     for (uint32_t i = 0; i < n; i++) {
         from[i] = *s;
-        source_read(s, NULL, position_bytes);
+        source_read(s, NULL, position_bytes, false);
     }
     for (uint32_t i = 0; i < l->geometry.n_layers; i++, to.layer += l->layer_bytes) {
         if (layer_row_bytes <= TILE) {
@@ -363,8 +410,8 @@ static bool adds_up(const struct iovec *src, size_t n_src, size_t want)
     return want == 0;
 }
 
-int kv_context_scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const struct iovec *src,
-                       size_t n_src)
+static int scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const struct iovec *src,
+                   size_t n_src, bool stream)
 {
     const struct kv_layout *l = &ctx->cache->layout;
     const uint32_t end = ctx->n + atomic_load(&ctx->open);
@@ -376,12 +423,31 @@ int kv_context_scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const
     if (n > 0)
         s.n_left = src[0].iov_len;
     for (uint32_t run; n > 0; first += run, n -= run) {
-        const uint32_t slot = first % l->page_tokens;
+        struct target to = {.layer = ctx->pages[first / l->page_tokens]->bytes,
+                            .slot = first % l->page_tokens};
 
-        run = group_run(slot, n);
-        scatter_group(l, ctx->pages[first / l->page_tokens]->bytes, slot, run, &s);
+        to.n = run = group_run(to.slot, n);
+        to.stream = stream && run == KV_LANES;
+        scatter_group(l, to, &s);
     }
     return 0;
+}
+
+int kv_context_scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const struct iovec *src,
+                       size_t n_src)
+{
+    return scatter(ctx, first, n, src, n_src, false);
+}
+
+int kv_context_stream(struct kv_context *ctx, uint32_t first, uint32_t n, const struct iovec *src,
+                      size_t n_src)
+{
+    const int rc = scatter(ctx, first, n, src, n_src, true);
+
+#if defined(__SSE2__)
+    _mm_sfence(); /* before whatever shows the context to another thread */
+#endif
+    return rc;
 }
 
 void kv_page_put(const struct kv_layout *l, unsigned char *page, uint32_t slot, const void *rows)
@@ -390,5 +456,5 @@ void kv_page_put(const struct kv_layout *l, unsigned char *page, uint32_t slot, 
                                 .iov_len = kv_position_bytes(&l->geometry)};
     struct source s = {.piece = &piece, .n_left = piece.iov_len};
 
-    scatter_group(l, page, slot, 1, &s);
+    scatter_group(l, (struct target){.layer = page, .slot = slot, .n = 1}, &s);
 }

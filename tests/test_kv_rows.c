@@ -1,6 +1,7 @@
 /* Rows in pages, at each precision.  Method: pages beside a map that says for every byte of a
  * position's rows where in the page it stands, made from the picture in kvcore.h element by
  * element; scatter, gather and clone must agree with it in every byte of the page. */
+#include "kvcore/kv_cache.h"
 #include "kvcore/kv_page.h"
 #include "kvcore/kvcore.h"
 
@@ -9,8 +10,9 @@
 #include <string.h>
 
 static const struct kv_geometry geometries[] = {
-    {2, 2, 6, KV_F16},  {1, 1, 1, KV_F16}, {2, 3, 64, KV_F16}, {1, 2, 5, KV_F32},
-    {2, 3, 48, KV_F32}, {2, 1, 32, KV_Q8}, {1, 3, 64, KV_Q8},  {2, 2, 96, KV_Q8},
+    {2, 2, 6, KV_F16},   {1, 1, 1, KV_F16},    {2, 3, 64, KV_F16}, {1, 2, 5, KV_F32},
+    {2, 3, 48, KV_F32},  {2, 1, 32, KV_Q8},    {1, 3, 64, KV_Q8},  {2, 2, 96, KV_Q8},
+    {1, 3, 272, KV_F32}, {2, 1, 1088, KV_F16},
 };
 enum { N_GEOMETRIES = sizeof(geometries) / sizeof(geometries[0]) };
 
@@ -71,7 +73,7 @@ static void make_map(void)
 static void open_cache(const struct kv_geometry *g, uint32_t page_tokens)
 {
     const struct kv_cache_config config = {
-        .geometry = *g, .page_tokens = page_tokens, .n_pages = 8};
+        .geometry = *g, .page_tokens = page_tokens, .n_pages = 8, .arena = true};
 
     ck_assert_int_eq(kv_cache_open(&config, &cache, NULL), 0);
     layout = *kv_cache_layout(cache);
@@ -257,6 +259,86 @@ START_TEST(one_position_is_replaced_and_no_other_byte)
 }
 END_TEST
 
+/* Every page of the arena full of other bytes. */
+static void soil(void)
+{
+    struct kv_context *ctx = begun(8 * layout.page_tokens);
+
+    for (uint32_t i = 0; i < 8; i++)
+        memset(kv_context_page(ctx, i), 0xee, layout.page_bytes);
+    kv_context_close(ctx);
+}
+
+START_TEST(loaded_pages_are_those_of_an_append)
+{
+    enum { N = 80 };
+    uint32_t ids[N];
+    unsigned char *rows;
+
+    open_cache(&geometries[_i], 32);
+    rows = random_bytes(N * position_bytes);
+    for (uint32_t i = 0; i < N; i++)
+        ids[i] = i + 7;
+    for (uint32_t n = 1; n <= N; n += n % 16 == 1 ? 14 : 1) {
+        const struct iovec all = {rows, n * position_bytes};
+        struct kv_context *want, *got;
+
+        soil();
+        ck_assert_int_eq(kv_context_open(cache, &ns, &want), 0);
+        ck_assert_int_eq(kv_context_begin(want, ids, n), 0);
+        ck_assert_int_eq(kv_context_scatter(want, 0, n, &all, 1), 0);
+        ck_assert_int_eq(kv_context_commit(want, n), 0);
+        ck_assert_int_eq(kv_context_open(cache, &ns, &got), 0);
+        for (uint32_t at = 0, run; at < n; at += run) {
+            const size_t cut = at * position_bytes / 3;
+            struct iovec pieces[2];
+
+            run = at % 7 + 16 < n - at ? at % 7 + 16 : n - at;
+            pieces[0] = (struct iovec){rows + at * position_bytes, cut % position_bytes};
+            pieces[1] = (struct iovec){rows + at * position_bytes + pieces[0].iov_len,
+                                       run * position_bytes - pieces[0].iov_len};
+            ck_assert_int_eq(kv_context_load(got, ids + at, run, pieces, 2), 0);
+        }
+        kv_context_loaded(got);
+        ck_assert_uint_eq(kv_context_length(got), n);
+        ck_assert_uint_eq(kv_context_n_pages(got), kv_context_n_pages(want));
+        for (uint32_t i = 0; i < kv_context_n_pages(want); i++)
+            ck_assert_msg(
+                memcmp(kv_context_page(got, i), kv_context_page(want, i), layout.page_bytes) == 0,
+                "page %u of %u positions", i, n);
+        kv_context_close(got);
+        kv_context_close(want);
+    }
+    free(rows);
+    close_cache();
+}
+END_TEST
+
+START_TEST(a_load_of_rows_that_do_not_add_up_appends_nothing)
+{
+    unsigned char *rows;
+    struct kv_context *ctx;
+    struct iovec piece;
+    const uint32_t ids[3] = {1, 2, 3};
+
+    open_cache(&geometries[0], 16);
+    rows = random_bytes(3 * position_bytes);
+    piece = (struct iovec){rows, 3 * position_bytes - 1};
+    ck_assert_int_eq(kv_context_open(cache, &ns, &ctx), 0);
+    ck_assert_int_eq(kv_context_load(ctx, ids, 3, &piece, 1), KV_ERR_INVALID);
+    ck_assert_uint_eq(kv_context_length(ctx), 0);
+    piece.iov_len++;
+    ck_assert_int_eq(kv_context_load(ctx, ids, 3, &piece, 1), 0);
+    kv_context_loaded(ctx);
+    ck_assert_int_eq(kv_context_freeze(ctx), 0);
+    ck_assert_int_eq(kv_context_load(ctx, ids, 3, &piece, 1), KV_ERR_BUSY);
+    kv_context_close(ctx);
+    ck_assert_int_eq(kv_cache_check(cache, NULL), 0);
+    free(rows);
+    close_cache();
+}
+END_TEST
+
 int main(void)
 {
     Suite *s = suite_create("kv_rows");
@@ -272,6 +354,8 @@ int main(void)
     tcase_add_loop_test(tc, a_clone_has_the_valid_positions_and_zeros_at_every_length, 0,
                         N_GEOMETRIES);
     tcase_add_loop_test(tc, one_position_is_replaced_and_no_other_byte, 0, N_GEOMETRIES);
+    tcase_add_loop_test(tc, loaded_pages_are_those_of_an_append, 0, N_GEOMETRIES);
+    tcase_add_test(tc, a_load_of_rows_that_do_not_add_up_appends_nothing);
     srunner_run_all(sr, CK_ENV);
     n_failed = srunner_ntests_failed(sr);
     srunner_free(sr);
