@@ -682,13 +682,60 @@ static int take_frame(struct kv_file *file, struct kv_decoder *d, uint32_t i, st
     return sink(arg, frame.first + skip, count, frame.ids + skip, rows, n_rows, why);
 }
 
+/* Frame i with the gap before it in one buffer, if the page cache has all of it.  Always the same
+ * buffer, which then is in the CPU's caches for whoever takes the CRC and the rows. */
+static bool frame_from_cache(struct kv_file *file, struct kv_queue *queue, uint32_t i,
+                             struct iovec *piece)
+{
+    const uint64_t begin = gap_begin(file, i);
+    const size_t len = gap_begin(file, i + 1) - begin;
+    const struct kv_disk_ops *ops = queue->disk->ops;
+
+    for (size_t at = 0; at < len;) {
+        const int64_t n = ops->read_cached(queue->disk, file->number, queue->buffers[0] + at,
+                                           len - at, begin + at);
+
+        if (n <= 0)
+            return false;
+        at += (size_t)n;
+    }
+    *piece = (struct iovec){queue->buffers[0], len};
+    return true;
+}
+
+/* Frames one by one: from the page cache as long as it has them, and from the first that it has not
+ * through the stream, which reads ahead. */
+struct frames {
+    struct kv_file *file;
+    struct kv_queue *queue;
+    struct kv_decoder *decoder;
+    uint32_t to;
+    bool streaming;
+    struct stream stream;
+};
+
+static int frames_get(struct frames *f, uint32_t i, struct iovec *pieces, size_t *n_pieces,
+                      struct kv_why *why)
+{
+    const uint64_t begin = gap_begin(f->file, i);
+
+    if (!f->streaming) {
+        *n_pieces = 1;
+        if (frame_from_cache(f->file, f->queue, i, pieces))
+            return 0;
+        if (stream_open(&f->stream, f->file, f->queue, begin, gap_begin(f->file, f->to)) < 0)
+            return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", f->file->name);
+        f->streaming = true;
+    }
+    return stream_get(&f->stream, begin, gap_begin(f->file, i + 1), pieces, n_pieces, why);
+}
+
 int kv_file_read(struct kv_file *file, struct kv_queue *queue, uint32_t first, uint32_t end,
                  kv_file_sink *sink, void *arg, struct kv_why *why)
 {
     const struct kv_file_info *info = &file->info;
-    struct kv_decoder *d = NULL;
-    struct stream s;
-    uint32_t from, to;
+    struct frames f = {.file = file, .queue = queue};
+    uint32_t from;
     int rc;
 
     if (first < info->header.base || end > info->n_positions || first > end)
@@ -701,23 +748,19 @@ int kv_file_read(struct kv_file *file, struct kv_queue *queue, uint32_t first, u
     if (first == end)
         return 0;
     from = frame_of(info, first);
-    to = frame_of(info, end - 1) + 1;
-    rc = decoder_at(file, from, &d, why);
-    if (rc < 0)
-        return rc;
-    rc = stream_open(&s, file, queue, gap_begin(file, from), gap_begin(file, to));
-    if (rc < 0)
-        kv_fail(why, rc, "no memory to read %s", file->name);
-    for (uint32_t i = from; i < to && rc == 0; i++) {
+    f.to = frame_of(info, end - 1) + 1;
+    rc = decoder_at(file, from, &f.decoder, why);
+    for (uint32_t i = from; i < f.to && rc == 0; i++) {
         struct iovec pieces[MAX_PIECES];
         size_t n_pieces;
 
-        rc = stream_get(&s, gap_begin(file, i), gap_begin(file, i + 1), pieces, &n_pieces, why);
+        rc = frames_get(&f, i, pieces, &n_pieces, why);
         if (rc == 0)
-            rc = take_frame(file, d, i, pieces, n_pieces, first, end, sink, arg, why);
+            rc = take_frame(file, f.decoder, i, pieces, n_pieces, first, end, sink, arg, why);
     }
-    stream_close(&s);
-    kv_decoder_close(d);
+    if (f.streaming)
+        stream_close(&f.stream);
+    kv_decoder_close(f.decoder);
     return rc;
 }
 
