@@ -257,13 +257,8 @@ static int compare(const struct kv_snapshot_header *is, const struct kv_restore 
 static int append(void *arg, uint32_t first, uint32_t count, const uint32_t *ids,
                   const struct iovec *rows, size_t n_rows, struct kv_why *why)
 {
-    struct kv_context *ctx = arg;
-    int rc = kv_context_begin(ctx, ids, count);
+    const int rc = kv_context_load(arg, ids, count, rows, n_rows);
 
-    if (rc == 0)
-        rc = kv_context_scatter(ctx, first, count, rows, n_rows);
-    if (rc == 0)
-        rc = kv_context_commit(ctx, count);
     return rc < 0 ? kv_fail(why, rc, "positions from %u: %s", first, kv_strerror(rc)) : 0;
 }
 
@@ -310,6 +305,8 @@ static int restore_chain(struct chain *c, const struct kv_restore *restore, stru
     r.arg = out->ctx;
     if (rc == 0)
         rc = read_chain(&r, n, why);
+    if (rc == 0)
+        kv_context_loaded(out->ctx);
     return rc;
 }
 

@@ -18,6 +18,7 @@ struct saving {
     uint32_t n;                /* positions */
     uint32_t *ids;             /* [n] */
     struct kv_digest *borders; /* [n / F]: D(F), D(2F), ... */
+    uint32_t too_deep;         /* how much a file shares that cannot be a parent for its depth */
     struct kv_stored *parent;  /* counts this save as a child; NULL: in full */
     struct kv_snapshot_header header;
     uint64_t bytes; /* taken of the budget; 0: none */
@@ -90,7 +91,7 @@ static bool is_of_model(const struct kv_stored *file, const struct kv_snapshot_h
            g->head_dim == h->geometry.head_dim && g->precision == h->geometry.precision;
 }
 
-static void consider(const struct saving *s, const struct kv_stored *file, struct candidate *best,
+static void consider(struct saving *s, const struct kv_stored *file, struct candidate *best,
                      uint32_t *n_best)
 {
     struct candidate c = {.id = file->info.id, .depth = kv_stored_depth(file)};
@@ -104,9 +105,13 @@ static void consider(const struct saving *s, const struct kv_stored *file, struc
         c.bound = file->frames[c.frame].first + file->frames[c.frame].count;
     if (c.bound > s->n)
         c.bound = s->n;
-    if (c.depth >= s->store->config.max_depth || c.bound < KV_STORE_MIN_SHARED ||
+    if (c.bound < KV_STORE_MIN_SHARED ||
         (c.frame == 0 && (c.bound == c.common || !base_fits(s, file))))
         return;
+    if (c.depth >= s->store->config.max_depth) {
+        s->too_deep = c.bound > s->too_deep ? c.bound : s->too_deep;
+        return;
+    }
     /* By how far they may reach, then the shallower first. */
     while (at > 0 && (best[at - 1].bound < c.bound ||
                       (best[at - 1].bound == c.bound && best[at - 1].depth > c.depth)))
@@ -175,6 +180,15 @@ static bool adopt_parent(struct saving *s, const struct candidate *c)
     return s->parent != NULL;
 }
 
+/* Where what shares most is at the end of a chain, a delta to something before it repeats
+ * positions, and so would each that follows, ever more of them.  A few are cheaper than all
+ * (answers to one prompt that is that deep); past two files' worth of a chain as long as it may be,
+ * it is better to begin a new chain. */
+static bool begins_chain(const struct saving *s, uint32_t shared)
+{
+    return s->too_deep > shared && s->n - shared > 2 * (uint64_t)s->n / s->store->config.max_depth;
+}
+
 /* The stored snapshot that shares most with the context becomes the parent. */
 static void find_parent(struct saving *s)
 {
@@ -195,7 +209,7 @@ static void find_parent(struct saving *s)
             chosen = &best[i];
         }
     }
-    if (chosen != NULL && most >= KV_STORE_MIN_SHARED)
+    if (chosen != NULL && most >= KV_STORE_MIN_SHARED && !begins_chain(s, most))
         adopt_parent(s, chosen);
 }
 

@@ -231,6 +231,34 @@ START_TEST(a_chain_is_no_deeper_than_its_bound)
 }
 END_TEST
 
+/* What can be no parent for its depth does not make every later save repeat more and more. */
+START_TEST(past_its_bound_a_chain_begins_anew)
+{
+    struct kv_snapshot_info info;
+    uint32_t other[N], written = 0, n_full = 0;
+    struct kv_why why = {""};
+
+    kv_store_close(rig.store);
+    rig.config.max_depth = 6;
+    rig_open_store(&rig);
+    for (uint32_t n = 20; n <= N; n += 10) {
+        must(rig_save(&rig, ids, n, "who", NULL, &info, &why), &why);
+        ck_assert_uint_le(info.depth, 6);
+        written += n - info.base;
+        n_full += info.depth == 1;
+        if (info.depth < 6 || info.base < n - 10)
+            continue;
+        /* A few positions on top of the deepest are still a delta, to the one before. */
+        rig_ids(other, 1, n, n + 4);
+        must(rig_save(&rig, other, n + 4, "who", NULL, &info, &why), &why);
+        ck_assert_uint_gt(info.base, 0);
+        must(kv_store_delete(rig.store, &info.id, &why), &why);
+    }
+    ck_assert_uint_ge(n_full, 3);
+    ck_assert_uint_le(written, 4 * N);
+}
+END_TEST
+
 START_TEST(the_budget_is_asked_before_anything_is_written)
 {
     struct kv_snapshot_info a, b;
@@ -557,6 +585,7 @@ int main(void)
     tcase_add_test(tc, what_others_stand_on_is_retired_and_goes_with_the_last);
     tcase_add_test(tc, a_compacted_snapshot_keeps_its_id_and_children);
     tcase_add_test(tc, a_chain_is_no_deeper_than_its_bound);
+    tcase_add_test(tc, past_its_bound_a_chain_begins_anew);
     tcase_add_test(tc, the_budget_is_asked_before_anything_is_written);
     tcase_add_test(tc, what_is_not_used_for_its_time_expires);
     tcase_add_test(tc, namespaces_share_nothing_and_are_listed_apart);
