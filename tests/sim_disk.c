@@ -697,7 +697,7 @@ static int disk_sync_directory(struct kv_disk *disk)
 
     if (rc < 0 && !sim->dead)
         decide_turns(sim, &sim->random);
-    else if (rc == 0 && !sim->crashing)
+    else if (rc == 0 && !sim->crashing && !sim->how.ignore_sync_directory)
         keep_turns(sim);
     collect(sim);
     return (int)leave(sim, rc);
@@ -800,7 +800,7 @@ static int disk_sync(struct kv_disk *disk, int number)
         rc = found;
     else if (rc < 0 && !sim->dead)
         decide_changes(f->inode, &sim->random);
-    else if (rc == 0 && !sim->crashing)
+    else if (rc == 0 && !sim->crashing && !sim->how.ignore_sync)
         keep_changes(f->inode);
     return (int)leave(sim, rc);
 }

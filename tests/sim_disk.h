@@ -114,6 +114,9 @@ struct sim_behaviour {
     bool shorten;    /* reads and writes often move less than was asked for */
     bool interrupt;  /* and often end in -EINTR or -EAGAIN */
     enum sim_cached cached;
+    /* For controls: the call says that it did, and did nothing. */
+    bool ignore_sync;
+    bool ignore_sync_directory;
     uint64_t capacity_bytes; /* what files may take; 0: no bound */
 };
 
