@@ -6,7 +6,7 @@
 #include <errno.h>
 #include <stdio.h>
 
-enum { N = 96, N_CONVERSATIONS = 3, MAX_SAVED = 16, N_SEEDS = 5 };
+enum { N = 96, N_CONVERSATIONS = 3, MAX_SAVED = 16, N_SEEDS = 6, N_RECOVERIES = 3 };
 
 static const struct kv_geometry geometry = {2, 2, 32, KV_F16};
 
@@ -149,7 +149,7 @@ static void crash_and_look(struct story *s, const char *what, uint64_t at)
         look(s, what, at, seed);
         n_changes = sim_disk_n_changes(s->rig.sim);
         sim_disk_free(s->rig.sim);
-        for (uint64_t k = 0; k < n_changes && k < 8; k++) {
+        for (uint64_t k = 0; k < n_changes && seed < N_RECOVERIES; k++) {
             s->rig.sim = sim_disk_clone(crashed, seed + k);
             sim_disk_crash_at(s->rig.sim, k);
             s->rig.config.disk = sim_disk_open(s->rig.sim);
