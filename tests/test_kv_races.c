@@ -1,6 +1,7 @@
 /* The races that a cache of shared pages must win, each staged: sixteen forks of one parent,
  * eviction against reservation, match against insert, split and eviction, close against fork,
- * publish against decode, overwrite against the last other reader of a page.
+ * publish against decode, overwrite against the last other reader of a page; and the audit against
+ * the first of these, in one shard and over several.
  *
  * Method: threads with fixed parts run a fixed number of rounds on a cache that is too small for
  * them.  Rows depend on ids, so whoever reads a page that is not his any more sees it; a granted
@@ -11,6 +12,7 @@
 #include <pthread.h>
 #include <sched.h>
 #include <stdatomic.h>
+#include <unistd.h>
 
 enum { P = 16, MAX = 128, MAX_THREADS = 16, TIMES = 8 };
 
@@ -19,15 +21,26 @@ static struct kv_geometry geometry = {
 static const struct kv_namespace namespaces[2] = {{{{1}}, 0}, {{{2}}, 1}};
 static struct kv_cache *cache;
 
-static void open_cache(uint32_t n_pages)
+/* With one shard all meet in its lock; with several, threads are in different ones, and meet where
+ * a call needs all. */
+static const uint32_t shards[] = {1, 4};
+enum { N_SHARDS = sizeof(shards) / sizeof(shards[0]) };
+
+static void open_shards(uint32_t n_pages, uint32_t n_shards)
 {
     const struct kv_cache_config config = {.geometry = geometry,
                                            .page_tokens = P,
                                            .n_pages = n_pages,
                                            .arena = true,
-                                           .bookkeeping_bytes = 64 * 1024};
+                                           .bookkeeping_bytes = 64 * 1024,
+                                           .n_shards = n_shards};
 
     ck_assert_int_eq(kv_cache_open(&config, &cache, NULL), 0);
+}
+
+static void open_cache(uint32_t n_pages)
+{
+    open_shards(n_pages, 1);
 }
 
 static struct kv_stats stats(void)
@@ -95,13 +108,27 @@ static uint64_t draw(uint32_t me, uint32_t round)
     return mix(mix(me + 1) ^ round);
 }
 
-/* One of few keys, which have their beginnings in common up to every offset. */
+/* One of few keys, which have their beginnings in common up to every offset, in several shards. */
 static void key_of(uint64_t h, uint32_t *ids)
 {
-    const uint32_t at = (uint32_t)(h >> 10) % 48;
+    const uint32_t at = (uint32_t)(h >> 10) % 48, family = (uint32_t)(h >> 36) % 3 * 100;
 
     for (uint32_t i = 0; i < MAX; i++)
-        ids[i] = i < at ? 1 + i / 20 : 2 + (uint32_t)(h >> 20) % 3 + i / 30;
+        ids[i] = family + (i < at ? 1 + i / 20 : 2 + (uint32_t)(h >> 20) % 3 + i / 30);
+}
+
+/* Audits beside what the others do. */
+static const char *audit(uint32_t me)
+{
+    static struct kv_why why;
+
+    (void)me;
+    for (uint32_t round = 0; round < 20 * TIMES; round++) {
+        if (kv_cache_check(cache, &why) != 0)
+            return why.text;
+        usleep(100);
+    }
+    return NULL;
 }
 
 static int append(struct kv_context *ctx, const struct kv_namespace *ns, const uint32_t *ids,
@@ -222,12 +249,17 @@ static const char *trim(uint32_t me)
 
 START_TEST(an_eviction_against_a_reservation_breaks_no_promise)
 {
-    static const part parts[] = {reserve_and_use, reserve_and_use, reserve_and_use,
-                                 reserve_and_use, reserve_and_use, trim};
+    static const part parts[] = {reserve_and_use,
+                                 reserve_and_use,
+                                 reserve_and_use,
+                                 reserve_and_use,
+                                 reserve_and_use,
+                                 trim,
+                                 audit};
 
-    open_cache(16);
+    open_shards(16, shards[_i]);
     ck_assert_int_eq(kv_cache_set_quota(cache, 1, 9), 0);
-    stage(parts, 6);
+    stage(parts, 7);
     ck_assert_uint_gt(atomic_load(&n_granted), 100);
     ck_assert_uint_gt(stats().n_evicted, 100);
     close_cache();
@@ -295,10 +327,10 @@ static const char *insert_keys(uint32_t me)
 START_TEST(a_match_against_insert_split_and_eviction_reads_its_own_rows)
 {
     static const part parts[] = {match_keys,  match_keys,  match_keys, match_keys,
-                                 insert_keys, insert_keys, trim};
+                                 insert_keys, insert_keys, trim,       audit};
 
-    open_cache(40);
-    stage(parts, 7);
+    open_shards(40, shards[_i]);
+    stage(parts, 8);
     ck_assert_uint_gt(stats().n_hits, 100);
     ck_assert_uint_gt(stats().n_evicted, 20);
     close_cache();
@@ -508,8 +540,9 @@ int main(int argc, char **argv)
     suite_add_tcase(s, tc);
     tcase_set_timeout(tc, 240);
     tcase_add_test(tc, sixteen_threads_fork_one_frozen_parent);
-    tcase_add_test(tc, an_eviction_against_a_reservation_breaks_no_promise);
-    tcase_add_test(tc, a_match_against_insert_split_and_eviction_reads_its_own_rows);
+    tcase_add_loop_test(tc, an_eviction_against_a_reservation_breaks_no_promise, 0, N_SHARDS);
+    tcase_add_loop_test(tc, a_match_against_insert_split_and_eviction_reads_its_own_rows, 0,
+                        N_SHARDS);
     tcase_add_test(tc, a_close_against_a_fork_keeps_what_was_forked);
     tcase_add_test(tc, a_publish_against_decoding_changes_no_row);
     tcase_add_test(tc, an_overwrite_in_place_comes_after_the_last_other_reader);
