@@ -13,6 +13,7 @@ int cli_generate(int argc, char **argv);
 int cli_tokenize(int argc, char **argv);
 int cli_model(int argc, char **argv);
 int cli_status(int argc, char **argv);
+int cli_audit(int argc, char **argv);
 int cli_close(int argc, char **argv);
 
 /* node_options_parse(), after a look for text that begins with "-" where an option may stand. */
@@ -63,7 +64,7 @@ int cli_call_status(const struct cli_call *c, const char **details);
 /* Cancels it where it is not over. */
 void cli_call_close(struct cli_call *c);
 
-/* ---- Unary calls of the decode service ---- */
+/* ---- Unary calls ---- */
 
 struct cli_query {
     struct transport_channel *channel;

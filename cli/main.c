@@ -16,6 +16,7 @@ struct command {
 static const struct command commands[] = {
     {"generate", cli_generate, "answer a prompt through a decode node, token by token"},
     {"status", cli_status, "what a node serves, how it is, and its sessions"},
+    {"audit", cli_audit, "count a node's KV anew and see whether its accounts hold"},
     {"close", cli_close, "end a session of a decode node"},
     {"tokenize", cli_tokenize, "text to token ids and back, by a model file"},
     {"model", cli_model, "what is in a model file"},

@@ -60,6 +60,7 @@ struct decode_node {
     struct kv_why chat_why; /* then, why */
     struct node_identity identity;
     struct transport_server *server;
+    struct node_operator *operator;
     uint32_t max_requests; /* in the scheduler's table */
 
     struct decode_peers peers;

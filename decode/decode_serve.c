@@ -90,13 +90,14 @@ static void close_model(struct decode_node *node)
 
 static int open_server(struct decode_node *node)
 {
-    static const char *const services[] = {"baton.v1.Decode", NULL};
-    static const char *const while_draining[] = {"/baton.v1.Decode/Describe", NULL};
-    struct transport_method methods[DECODE_METHODS];
+    static const char *const services[] = {"baton.v1.Decode", "baton.v1.Operator", NULL};
+    static const char *const while_draining[] = {"/baton.v1.Decode/Describe",
+                                                 "/baton.v1.Operator/Audit", NULL};
+    struct transport_method methods[DECODE_METHODS + NODE_OPERATOR_METHODS];
     const struct transport_server_config config = {
         .listen = node->options->serve.listen,
         .methods = methods,
-        .n_methods = DECODE_METHODS,
+        .n_methods = DECODE_METHODS + NODE_OPERATOR_METHODS,
         .services = services,
         .while_draining = while_draining,
         .max_calls = node->max_requests,
@@ -106,6 +107,7 @@ static int open_server(struct decode_node *node)
     int rc;
 
     decode_service_methods(node, methods);
+    node_operator_methods(node->operator, methods + DECODE_METHODS);
     rc = transport_server_open(&config, &node->server, error);
     if (rc == 0)
         return NODE_EXIT_OK;
@@ -182,13 +184,14 @@ static int run_threads(struct decode_node *node)
 
     while (n < N_THREADS && pthread_create(&threads[n], NULL, run[n], args[n]) == 0)
         n++;
-    if (n < N_THREADS) {
+    if (n < N_THREADS || node_operator_open(node->runtime.cache, &node->operator) < 0) {
         fail("cannot start a thread", "");
     } else {
         rc = open_server(node);
         if (rc == NODE_EXIT_OK)
             rc = serve(node);
     }
+    node_operator_close(node->operator);
     stop_threads(node, threads, n);
     return rc;
 }

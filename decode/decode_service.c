@@ -128,19 +128,6 @@ static char *borrowed(const char *s)
     return p;
 }
 
-static void fill_pages(struct decode_node *node, Baton__V1__Pages *out)
-{
-    struct kv_stats stats;
-
-    kv_cache_stats(node->runtime.cache, &stats);
-    baton__v1__pages__init(out);
-    out->total = stats.n_pages;
-    out->free = stats.n_free;
-    out->live = stats.n_live;
-    out->reserved = stats.n_reserved;
-    out->evictable = stats.n_evictable;
-}
-
 static void front_describe(struct decode_node *node, struct decode_request *r)
 {
     const struct runtime *rt = &node->runtime;
@@ -149,10 +136,12 @@ static void front_describe(struct decode_node *node, struct decode_request *r)
     Baton__V1__Hello hello;
     Baton__V1__Geometry geometry;
     Baton__V1__Pages pages;
+    struct kv_stats stats;
     char *peers[DECODE_MAX_PEERS];
 
     node_hello_fill(&node->identity, &hello, &geometry);
-    fill_pages(node, &pages);
+    kv_cache_stats(rt->cache, &stats);
+    node_pages_fill(&stats, &pages);
     reply.hello = &hello;
     reply.model_name = borrowed(p->name);
     reply.architecture = borrowed(p->arch);

@@ -197,6 +197,30 @@ int node_hello_check(const struct node_identity *id, const struct Baton__V1__Hel
  * logits; at least the transport's minimum. */
 uint32_t node_record_bytes(const struct kv_geometry *g, uint32_t n_ctx, uint32_t n_logits);
 
+/* ---- What operators call, on either node: baton.v1.Operator ---- */
+
+struct Baton__V1__Pages;
+struct kv_cache;
+struct transport_method;
+
+/* A thread that does what handlers must not wait for. */
+struct node_operator;
+
+enum {
+    NODE_OPERATOR_METHODS = 1,
+    NODE_OPERATOR_WAITING = 4, /* calls that may wait; more are refused */
+};
+
+/* The cache must live until it is closed.  0, or -1: no memory, or no thread. */
+int node_operator_open(struct kv_cache *cache, struct node_operator **out);
+/* The methods, for a server, NODE_OPERATOR_METHODS of them; `op` is theirs. */
+void node_operator_methods(struct node_operator *op, struct transport_method *out);
+/* When the server is closed.  NULL is fine. */
+void node_operator_close(struct node_operator *op);
+
+/* The page accounts of a cache's statistics, as messages have them. */
+void node_pages_fill(const struct kv_stats *stats, struct Baton__V1__Pages *out);
+
 /* ---- What the two nodes' command lines have in common ---- */
 
 struct node_serve {

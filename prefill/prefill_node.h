@@ -32,6 +32,7 @@ struct prefill_node {
     struct runtime runtime;
     struct node_identity identity;
     struct transport_server *server;
+    struct node_operator *operator;
     size_t staging_bytes;
     uint32_t max_jobs;
     struct prefill_job **jobs; /* [max_jobs]; the scheduler's */

@@ -52,8 +52,9 @@ static void size_buffers(struct prefill_node *node)
 
 static int open_server(struct prefill_node *node)
 {
-    static const char *const services[] = {"baton.v1.Prefill", NULL};
-    const struct transport_method methods[] = {
+    static const char *const services[] = {"baton.v1.Prefill", "baton.v1.Operator", NULL};
+    static const char *const while_draining[] = {"/baton.v1.Operator/Audit", NULL};
+    struct transport_method methods[1 + NODE_OPERATOR_METHODS] = {
         {"/baton.v1.Prefill/Compute", TRANSPORT_SERVER_STREAM, prefill_service_compute, node}};
     const struct runtime *rt = &node->runtime;
     const uint32_t record =
@@ -61,16 +62,19 @@ static int open_server(struct prefill_node *node)
     const struct transport_server_config config = {
         .listen = node->options->listen,
         .methods = methods,
-        .n_methods = 1,
+        .n_methods = 1 + NODE_OPERATOR_METHODS,
         .services = services,
+        .while_draining = while_draining,
         .max_message_bytes = record,
         .max_calls = node->max_jobs,
         /* Beside the staged frames a header, the logits and the seal must always fit. */
         .call_queue_bytes = (uint32_t)node->staging_bytes + 2 * record,
     };
     char error[TRANSPORT_DETAIL_BYTES];
-    int rc = transport_server_open(&config, &node->server, error);
+    int rc;
 
+    node_operator_methods(node->operator, methods + 1);
+    rc = transport_server_open(&config, &node->server, error);
     if (rc == 0)
         return NODE_EXIT_OK;
     fprintf(stderr, "baton-prefill: %s\n", error);
@@ -115,6 +119,21 @@ static int serve(struct prefill_node *node)
     return NODE_EXIT_OK;
 }
 
+static int run_server(struct prefill_node *node)
+{
+    int rc = NODE_EXIT_FAILED;
+
+    if (node_operator_open(node->runtime.cache, &node->operator) < 0) {
+        fprintf(stderr, "baton-prefill: cannot start a thread\n");
+        return rc;
+    }
+    rc = open_server(node);
+    if (rc == NODE_EXIT_OK)
+        rc = serve(node);
+    node_operator_close(node->operator);
+    return rc;
+}
+
 static int run_threads(struct prefill_node *node)
 {
     pthread_t front, scheduler;
@@ -125,9 +144,7 @@ static int run_threads(struct prefill_node *node)
         return rc;
     }
     if (pthread_create(&scheduler, NULL, prefill_scheduler_run, node) == 0) {
-        rc = open_server(node);
-        if (rc == NODE_EXIT_OK)
-            rc = serve(node);
+        rc = run_server(node);
         atomic_store(&node->stopping, true);
         node_inbox_wake(&node->inbox);
         pthread_join(scheduler, NULL);

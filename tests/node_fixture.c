@@ -461,3 +461,75 @@ bool wait_serving(const struct fixture_node *node, uint32_t n)
     }
     return false;
 }
+
+/* ---- Audits ---- */
+
+static void ask_audit(const struct fixture_node *node, struct audit *out)
+{
+    Baton__V1__AuditRequest q = BATON__V1__AUDIT_REQUEST__INIT;
+    struct transport_message *m = NULL;
+    Baton__V1__AuditReply *r;
+
+    memset(out, 0, sizeof(*out));
+    out->status = transport_unary(node->channel, "/baton.v1.Operator/Audit",
+                                  node_message_pack(&q.base), 30000, true, &m, out->details);
+    if (out->status != TRANSPORT_OK)
+        return;
+    r = baton__v1__audit_reply__unpack(NULL, transport_message_bytes(m), transport_message_flat(m));
+    if (r != NULL && r->pages != NULL) {
+        snprintf(out->fault, sizeof(out->fault), "%s", r->fault);
+        out->total = r->pages->total;
+        out->free = r->pages->free;
+        out->live = r->pages->live;
+        out->contexts = r->contexts;
+        out->entries = r->entries;
+    } else {
+        snprintf(out->fault, sizeof(out->fault), "the reply is no AuditReply");
+    }
+    baton__v1__audit_reply__free_unpacked(r, NULL);
+    transport_message_unref(m);
+}
+
+static bool held(const struct audit *a)
+{
+    return a->status == TRANSPORT_OK && a->fault[0] == '\0' && a->free + a->live == a->total;
+}
+
+static void must_hold(const struct audit *a)
+{
+    ck_assert_msg(held(a), "audit: %s %s%s, %u free and %u live of %u",
+                  transport_status_name(a->status), a->details, a->fault, a->free, a->live,
+                  a->total);
+}
+
+void audit(const struct fixture_node *node, struct audit *out)
+{
+    ask_audit(node, out);
+    must_hold(out);
+}
+
+static void *audit_on(void *arg)
+{
+    struct auditing *a = arg;
+
+    do {
+        ask_audit(a->node, &a->last);
+        a->n++;
+    } while (held(&a->last) && !atomic_load(&a->enough));
+    return NULL;
+}
+
+void auditing_start(struct auditing *a, const struct fixture_node *node)
+{
+    memset(a, 0, sizeof(*a));
+    a->node = node;
+    ck_assert_int_eq(pthread_create(&a->thread, NULL, audit_on, a), 0);
+}
+
+uint32_t auditing_stop(struct auditing *a)
+{
+    atomic_store(&a->enough, true);
+    pthread_join(a->thread, NULL);
+    must_hold(&a->last);
+    return a->n;
+}

@@ -7,6 +7,7 @@
 #include "transport/transport.h"
 
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -100,5 +101,30 @@ void describe(const struct fixture_node *node, struct description *out);
 bool wait_idle(const struct fixture_node *node, struct description *out);
 /* Wait until n prefill nodes serve. */
 bool wait_serving(const struct fixture_node *node, uint32_t n);
+
+/* ---- Audits ---- */
+
+struct audit {
+    int status;
+    char details[TRANSPORT_DETAIL_BYTES];
+    char fault[512];
+    uint32_t total, free, live, contexts, entries;
+};
+
+/* Audit a node, prefill or decode; what does not hold ends the test. */
+void audit(const struct fixture_node *node, struct audit *out);
+
+/* Audits without end, beside what the test does. */
+struct auditing {
+    const struct fixture_node *node;
+    pthread_t thread;
+    atomic_bool enough;
+    uint32_t n; /* so far */
+    struct audit last;
+};
+
+void auditing_start(struct auditing *a, const struct fixture_node *node);
+/* How many there were; all held. */
+uint32_t auditing_stop(struct auditing *a);
 
 #endif

@@ -5,7 +5,7 @@
 tiny=$BUILD/tests/tiny/tiny-q4_1.gguf
 
 every_command_has_help_and_a_version() {
-    for command in "" generate status close tokenize model; do
+    for command in "" generate status audit close tokenize model; do
         # shellcheck disable=SC2086
         expect_exit 0 "$baton" $command --help
         expect out "^usage: baton ${command:-COMMAND}"
@@ -45,6 +45,8 @@ a_wrong_command_line_is_named_in_one_line_and_exits_2() {
     expect_usage '"1x" is not a token id' generate --to h:1 --ids 0,1x,2
     expect_usage 'status: --to HOST:PORT is needed' status
     expect_usage 'status: takes no argument' status --to h:1 x
+    expect_usage 'audit: --to HOST:PORT is needed' audit
+    expect_usage 'audit: takes no argument' audit --to h:1 x
     expect_usage 'tokenize: --model FILE is needed' tokenize x
     expect_usage 'model: which file' model
     expect_usage 'model: one FILE at most' model a b
@@ -86,6 +88,8 @@ a_node_that_is_not_there_exits_3() {
     expect_exit 3 "$baton" close --to 127.0.0.1:1 mine
     expect err '^baton: UNAVAILABLE: '
     expect_exit 3 "$baton" status --to 127.0.0.1:1
+    expect err '^baton: UNAVAILABLE: '
+    expect_exit 3 "$baton" audit --to 127.0.0.1:1
     expect err '^baton: UNAVAILABLE: '
     expect_exit 3 "$baton" generate --json --to 127.0.0.1:1 hello
     expect out '^\{"event":"error","code":"UNAVAILABLE","message":".+"\}$'

@@ -332,6 +332,37 @@ START_TEST(the_same_request_gives_the_same_answer_warm_and_beside_others)
 }
 END_TEST
 
+/* Prompts that push each other out of the pages, some cancelled, while the node is audited. */
+START_TEST(the_node_can_be_audited_while_it_works)
+{
+    enum { N = 10, ROUNDS = 4 };
+    struct asking *a = calloc(N, sizeof(*a));
+    struct auditing auditing;
+    struct question q;
+    struct audit idle;
+
+    auditing_start(&auditing, &node);
+    for (uint32_t round = 0; round < ROUNDS; round++) {
+        for (uint32_t i = 0; i < N; i++) {
+            question_ids(&q, prompt_ids + 100 * round + 10 * i, 200 + i, 12, LOCAL);
+            asking_start(&a[i], &node, &q.q, 60000);
+        }
+        asking_wait_ids(&a[round], 1);
+        asking_cancel(&a[round]);
+        for (uint32_t i = 0; i < N; i++) {
+            asking_wait(&a[i]);
+            ck_assert_msg(a[i].answer.status == 0 || i == round, "%s", a[i].answer.details);
+        }
+    }
+    ck_assert_uint_ge(auditing_stop(&auditing), ROUNDS);
+    pages_are_back();
+    audit(&node, &idle);
+    ck_assert_uint_eq(idle.contexts, 0);
+    ck_assert_uint_gt(idle.entries, 0);
+    free(a);
+}
+END_TEST
+
 START_TEST(an_answer_ends_at_max_tokens_or_where_the_context_is_full)
 {
     struct question q;
@@ -873,6 +904,7 @@ START_TEST(a_draining_node_tells_who_asks_and_finishes_what_runs)
     struct stopper stopper = {.node = &slow, .rc = -1};
     struct question q;
     struct description d;
+    struct audit seen;
 
     fixture_start(&slow, "decode", args);
     other = slow;
@@ -893,6 +925,8 @@ START_TEST(a_draining_node_tells_who_asks_and_finishes_what_runs)
     }
     describe(&other, &d);
     ck_assert_uint_eq(d.running, 1);
+    audit(&other, &seen);
+    ck_assert_uint_ge(seen.contexts, 1);
     pthread_join(stopper.thread, NULL);
     ck_assert_int_eq(stopper.rc, 0);
     asking_wait(a);
@@ -944,6 +978,7 @@ int main(void)
     tcase_add_test(c, a_prefill_route_without_prefill_nodes_is_unavailable);
     tcase_add_test(c, bytes_that_are_no_message_are_refused);
     tcase_add_test(c, the_same_request_gives_the_same_answer_warm_and_beside_others);
+    tcase_add_test(c, the_node_can_be_audited_while_it_works);
     tcase_add_test(c, an_answer_ends_at_max_tokens_or_where_the_context_is_full);
     tcase_add_test(c, a_stop_id_ends_the_answer);
     tcase_add_test(c, a_stop_string_ends_the_answer_wherever_tokens_part);

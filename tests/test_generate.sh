@@ -101,6 +101,16 @@ a_session_can_be_closed() {
     expect err '^baton: NOT_FOUND: other$'
 }
 
+a_fault_that_an_audit_finds_is_said_and_exits_1() {
+    expect_exit 1 "$baton" audit --to "$to"
+    expect out '^audit +FAULT$'
+    expect out '^pages +9: 4 free, 5 live \(3 evictable\), 2 reserved$'
+    expect out '^contexts +6 in use, 8 kept for reuse$'
+    expect out '^prefix tree +10 nodes, 1234567890123 bytes$'
+    expect out '^took +1\.500 ms$'
+    expect err '^baton: audit: page 7 \\x1b\[1m has 2 references; counted 1$'
+}
+
 a_service_that_the_node_lacks_is_explained() {
     expect_exit 1 "$baton" generate --to "$to" lacking
     expect err '^baton: UNIMPLEMENTED: .*\(is that a prefill node\? --to wants a decode node\)$'
@@ -171,6 +181,7 @@ run_tests the_answer_goes_to_stdout_and_nothing_else \
     json_is_one_object_a_line_with_every_number \
     stats_are_a_table_on_stderr \
     a_session_can_be_closed \
+    a_fault_that_an_audit_finds_is_said_and_exits_1 \
     a_service_that_the_node_lacks_is_explained \
     a_status_in_the_middle_is_said_and_what_came_before_stands \
     a_stream_that_just_ends_is_no_success \

@@ -371,6 +371,31 @@ START_TEST(a_cancelled_call_makes_room_for_the_next)
 }
 END_TEST
 
+START_TEST(the_node_can_be_audited_while_it_works)
+{
+    enum { N = 4, ROUNDS = 5 };
+    struct auditing auditing;
+    struct computing c[N];
+    struct call q;
+
+    auditing_start(&auditing, &node);
+    for (size_t round = 0; round < ROUNDS; round++) {
+        for (size_t i = 0; i < N; i++) {
+            call_init(&q, 40 * round + i, 300 + i, 0);
+            c[i].hold = false;
+            compute_start(&c[i], &q, 60000);
+        }
+        compute_wait_records(&c[round % N], 2);
+        transport_request_cancel(c[round % N].request);
+        for (size_t i = 0; i < N; i++) {
+            compute_wait(&c[i]);
+            ck_assert_msg(c[i].status == 0 || i == round % N, "%s", c[i].details);
+        }
+    }
+    ck_assert_uint_ge(auditing_stop(&auditing), ROUNDS);
+}
+END_TEST
+
 START_TEST(a_deadline_ends_a_call)
 {
     struct computing c;
@@ -477,6 +502,7 @@ int main(void)
     tcase_add_test(c, records_come_in_order_and_frames_begin_at_have);
     tcase_add_test(c, calls_wait_for_pages_and_too_many_are_refused);
     tcase_add_test(c, a_cancelled_call_makes_room_for_the_next);
+    tcase_add_test(c, the_node_can_be_audited_while_it_works);
     tcase_add_test(c, a_deadline_ends_a_call);
     tcase_add_test(c, a_receiver_that_stops_holds_no_compute);
     tcase_add_test(c, a_receiver_that_does_not_keep_up_is_ended_by_name);

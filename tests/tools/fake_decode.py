@@ -20,7 +20,7 @@ from concurrent import futures
 sys.path.insert(0, sys.argv[1])
 import grpc
 from google.protobuf import json_format
-from baton.v1 import common_pb2, decode_pb2 as pb
+from baton.v1 import common_pb2, decode_pb2 as pb, operator_pb2
 
 
 def delta(text, ids=(), **rest):
@@ -58,6 +58,12 @@ def close_session(request, context):
     if request.name != "mine":
         context.abort(grpc.StatusCode.NOT_FOUND, request.name)
     return pb.CloseSessionReply()
+
+
+def audit(request, context):
+    pages = common_pb2.Pages(total=9, free=4, live=5, reserved=2, evictable=3)
+    return operator_pb2.AuditReply(fault="page 7 \x1b[1m has 2 references; counted 1", pages=pages, contexts=6, entries=8,
+                                   nodes=10, bookkeeping_bytes=1234567890123, took_ns=1500000)
 
 
 def note_cancelled():
@@ -105,6 +111,10 @@ def main():
         "CloseSession": grpc.unary_unary_rpc_method_handler(
             close_session, request_deserializer=pb.CloseSessionRequest.FromString,
             response_serializer=pb.CloseSessionReply.SerializeToString)}),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("baton.v1.Operator", {
+        "Audit": grpc.unary_unary_rpc_method_handler(
+            audit, operator_pb2.AuditRequest.FromString, operator_pb2.AuditReply.SerializeToString),
+    }),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     with open(sys.argv[2] + ".new", "w") as f:
