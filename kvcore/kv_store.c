@@ -39,7 +39,7 @@ static int hex_digit(char c)
 /* The id that begins the text; the text may go on. */
 static int parse_id(const char *text, struct kv_snapshot_id *out)
 {
-    struct kv_snapshot_id id;
+    struct kv_snapshot_id id = {{0}};
 
     for (size_t i = 0; i < sizeof(id.bytes); i++) {
         const int high = hex_digit(text[2 * i]), low = high < 0 ? -1 : hex_digit(text[2 * i + 1]);
