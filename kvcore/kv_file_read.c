@@ -16,6 +16,7 @@ enum {
     NAME_BYTES = 256,
     MAX_PIECES = 2 * KV_IO_DEPTH + 2, /* that a frame's record lies in */
     MAX_STALLS = 16,                  /* reads in a row that move nothing before it is an error */
+    TAIL_BYTES = 64 * 1024,           /* read in one go when a file is opened */
 };
 
 struct kv_file {
@@ -27,6 +28,11 @@ struct kv_file {
     size_t header_bytes;
     struct kv_file_frame *frames; /* [info.n_frames] */
     uint64_t index_offset;
+    /* While it is opened: the file's last bytes, since a disk takes as long for a block as for
+     * several, and most of what is looked at stands there; NULL: none. */
+    unsigned char *tail;
+    uint64_t tail_begin;
+    size_t tail_bytes;
 };
 
 /* ---- A run of the file, read ahead in the queue's buffers ---- */
@@ -183,13 +189,24 @@ static int stream_get(struct stream *s, uint64_t from, uint64_t to, struct iovec
     return 0;
 }
 
-/* Copy [offset, offset + len) of the file. */
+static bool is_in_tail(const struct kv_file *file, uint64_t offset, size_t len)
+{
+    return file->tail != NULL && offset >= file->tail_begin &&
+           len <= file->tail_bytes - (offset - file->tail_begin);
+}
+
+/* Copy [offset, offset + len) of the file, which has them. */
 static int read_range(struct kv_file *file, struct kv_queue *queue, uint64_t offset, size_t len,
                       unsigned char *dst, struct kv_why *why)
 {
     struct stream s;
-    int rc = stream_open(&s, file, queue, offset, offset + len);
+    int rc;
 
+    if (is_in_tail(file, offset, len)) {
+        memcpy(dst, file->tail + (offset - file->tail_begin), len);
+        return 0;
+    }
+    rc = stream_open(&s, file, queue, offset, offset + len);
     if (rc < 0)
         return kv_fail(why, rc, "no memory to read %s", file->name);
     while (len > 0 && rc == 0) {
@@ -303,10 +320,30 @@ static int parse_footer(struct kv_file *file, const unsigned char *footer, uint6
     return 0;
 }
 
+static int read_tail(struct kv_file *file, struct kv_queue *queue, uint64_t file_bytes,
+                     struct kv_why *why)
+{
+    const size_t bytes = file_bytes < TAIL_BYTES ? file_bytes : TAIL_BYTES;
+    unsigned char *tail = malloc(bytes);
+    int rc;
+
+    if (tail == NULL)
+        return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", file->name);
+    rc = read_range(file, queue, file_bytes - bytes, bytes, tail, why);
+    if (rc < 0) {
+        free(tail);
+        return rc;
+    }
+    file->tail = tail;
+    file->tail_begin = file_bytes - bytes;
+    file->tail_bytes = bytes;
+    return 0;
+}
+
 static int open_footer(struct kv_file *file, struct kv_queue *queue, struct kv_why *why)
 {
+    const unsigned char *footer;
     struct kv_disk_stat st;
-    unsigned char *footer;
     int rc = file->disk->ops->stat(file->disk, file->name, &st);
 
     if (rc < 0)
@@ -315,15 +352,13 @@ static int open_footer(struct kv_file *file, struct kv_queue *queue, struct kv_w
         return kv_fail(why, KV_ERR_FORMAT,
                        "footer: the file is %" PRIu64 " bytes: blocks of %u, at least 3", st.bytes,
                        (unsigned)KV_FILE_BLOCK);
-    footer = malloc(KV_FILE_BLOCK);
-    if (footer == NULL)
-        return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", file->name);
-    rc = read_range(file, queue, st.bytes - KV_FILE_BLOCK, KV_FILE_BLOCK, footer, why);
-    if (rc == 0)
-        rc = parse_footer(file, footer, st.bytes, why);
+    rc = read_tail(file, queue, st.bytes, why);
+    if (rc < 0)
+        return rc;
+    footer = file->tail + file->tail_bytes - KV_FILE_BLOCK;
+    rc = parse_footer(file, footer, st.bytes, why);
     if (rc == 0) /* kept for the header to be compared with */
         memcpy(file->info.header.snapshot_id, footer + KV_FOOTER_SNAPSHOT_ID, KV_SNAPSHOT_ID_BYTES);
-    free(footer);
     return rc;
 }
 
@@ -555,6 +590,8 @@ int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out,
         rc = open_header(file, queue, why);
     if (rc == 0)
         rc = open_index(file, queue, why);
+    free(file->tail);
+    file->tail = NULL;
     if (rc < 0) {
         kv_file_close(file);
         return rc;
