@@ -2,10 +2,7 @@
 
 #include <errno.h>
 #include <limits.h>
-#include <pthread.h>
 #include <stdio.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 enum { N = 200 };
 
@@ -503,72 +500,6 @@ START_TEST(ids_and_durabilities_are_read_and_printed)
 }
 END_TEST
 
-/* ---- Threads, on the machine's disk ---- */
-
-struct worker {
-    struct store_rig *rig;
-    uint32_t me;
-    struct kv_snapshot_id shared; /* that all restore */
-    pthread_t thread;
-};
-
-static void *save_restore_delete(void *arg)
-{
-    struct worker *w = arg;
-    struct kv_snapshot_info last, info;
-    uint32_t mine[N];
-    struct kv_why why = {""};
-
-    rig_ids(mine, w->me + 1, 64, N);
-    for (uint32_t round = 0; round < 6; round++) {
-        const uint32_t n = 70 + 20 * round;
-
-        must(rig_save(w->rig, mine, n, "mine", round > 0 ? &last.id : NULL, &info, &why), &why);
-        last = info;
-        must(rig_restore(w->rig, w->rig->cache, &info.id, mine, n, "mine", &why), &why);
-        must(rig_restore(w->rig, w->rig->cache, &w->shared, ids, 100, "shared", &why), &why);
-        if (round == 3)
-            must(kv_store_compact(w->rig->store, &info.id, NULL, NULL, &why), &why);
-        must(kv_store_verify(w->rig->store, &info.id, NULL, NULL, &why), &why);
-    }
-    must(kv_store_delete(w->rig->store, &last.id, &why), &why);
-    return NULL;
-}
-
-START_TEST(threads_save_restore_and_delete_at_once)
-{
-    char directory[PATH_MAX], command[PATH_MAX + 16];
-    struct store_rig r = rig;
-    struct kv_snapshot_info shared;
-    struct worker workers[4];
-    struct kv_store_stats stats;
-    struct kv_why why = {""};
-
-    snprintf(directory, sizeof(directory), "%s/kv-store-XXXXXX", BATON_BINARY_DIR);
-    ck_assert_ptr_nonnull(mkdtemp(directory));
-    r.config.disk = NULL;
-    r.config.directory = directory;
-    r.cache = rig_cache(&r.config.geometry, 16);
-    must(kv_store_open(&r.config, &r.store, &why), &why);
-    must(rig_save(&r, ids, 100, "shared", NULL, &shared, &why), &why);
-    for (uint32_t i = 0; i < 4; i++) {
-        workers[i] = (struct worker){.rig = &r, .me = i, .shared = shared.id};
-        ck_assert_int_eq(pthread_create(&workers[i].thread, NULL, save_restore_delete, &workers[i]),
-                         0);
-    }
-    for (uint32_t i = 0; i < 4; i++)
-        pthread_join(workers[i].thread, NULL);
-    kv_store_stats(r.store, &stats);
-    ck_assert_uint_eq(stats.n_snapshots, 1);
-    ck_assert_uint_eq(stats.n_retired, 0);
-    ck_assert_uint_eq(stats.bytes, shared.file_bytes);
-    kv_store_close(r.store);
-    kv_cache_close(r.cache);
-    snprintf(command, sizeof(command), "rm -rf '%s'", directory);
-    ck_assert_int_eq(system(command), 0);
-}
-END_TEST
-
 int main(void)
 {
     Suite *s = suite_create("kv_store");
@@ -596,7 +527,6 @@ int main(void)
     tcase_add_test(tc, a_cancelled_call_leaves_nothing);
     tcase_add_test(tc, a_tainted_context_is_saved_up_to_the_taint);
     tcase_add_test(tc, ids_and_durabilities_are_read_and_printed);
-    tcase_add_test(tc, threads_save_restore_and_delete_at_once);
     suite_add_tcase(s, tc);
     srunner_run_all(sr, CK_ENV);
     failed = srunner_ntests_failed(sr);
