@@ -94,6 +94,8 @@ static int disk_touch(struct kv_disk *disk, const char *name, int64_t mtime_ns)
 
     if (!is_plain(name) || mtime_ns < 0)
         return -EINVAL;
+    if (machine(disk)->view)
+        return -EROFS;
     return result(utimensat(machine(disk)->directory, name, times, AT_SYMLINK_NOFOLLOW));
 }
 
@@ -103,6 +105,8 @@ static int disk_rename(struct kv_disk *disk, const char *from, const char *to)
 
     if (!is_plain(from) || !is_plain(to))
         return -EINVAL;
+    if (machine(disk)->view)
+        return -EROFS;
     return result(renameat(directory, from, directory, to));
 }
 
@@ -110,6 +114,8 @@ static int disk_unlink(struct kv_disk *disk, const char *name)
 {
     if (!is_plain(name))
         return -EINVAL;
+    if (machine(disk)->view)
+        return -EROFS;
     return result(unlinkat(machine(disk)->directory, name, 0));
 }
 
@@ -220,6 +226,8 @@ static int disk_open(struct kv_disk *base, const char *name, enum kv_disk_open h
         return -EINVAL;
     if (how == KV_DISK_READ) {
         rc = open_to_read(disk, name, &f);
+    } else if (disk->view) {
+        rc = -EROFS;
     } else {
         f.fd = openat(disk->directory, name,
                       O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW |
@@ -370,12 +378,12 @@ static const struct kv_disk_ops machine_ops = {
 /* The directory, ours alone until the descriptor is closed. */
 static int open_directory(struct kv_machine_disk *disk, const char *path, struct kv_why *why)
 {
-    if (mkdir(path, 0700) < 0 && errno != EEXIST)
+    if (!disk->view && mkdir(path, 0700) < 0 && errno != EEXIST)
         return kv_io_error(why, errno, "make directory", path);
     disk->directory = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (disk->directory < 0)
         return kv_io_error(why, errno, "open directory", path);
-    if (flock(disk->directory, LOCK_EX | LOCK_NB) == 0)
+    if (disk->view || flock(disk->directory, LOCK_EX | LOCK_NB) == 0)
         return 0;
     if (errno == EWOULDBLOCK)
         return kv_fail(why, KV_ERR_BUSY, "directory %s is in use by another process", path);
@@ -421,7 +429,8 @@ static void choose(struct kv_machine_disk *disk, unsigned without)
              disk->registered ? ", registered buffers" : "");
 }
 
-int kv_disk_open(const char *directory, unsigned without, struct kv_disk **out, struct kv_why *why)
+static int open_disk(const char *directory, bool view, unsigned without, struct kv_disk **out,
+                     struct kv_why *why)
 {
     struct kv_machine_disk *disk = calloc(1, sizeof(*disk));
     int rc;
@@ -430,9 +439,10 @@ int kv_disk_open(const char *directory, unsigned without, struct kv_disk **out, 
         return kv_fail(why, KV_ERR_NOMEM, "no memory for directory %s", directory);
     disk->base.ops = &machine_ops;
     disk->directory = -1;
+    disk->view = view;
     pthread_mutex_init(&disk->lock, NULL);
     rc = open_directory(disk, directory, why);
-    if (rc == 0)
+    if (rc == 0 && !view)
         rc = probe_direct(disk, directory, why);
     if (rc < 0) {
         disk_close(&disk->base);
@@ -441,4 +451,14 @@ int kv_disk_open(const char *directory, unsigned without, struct kv_disk **out, 
     choose(disk, without);
     *out = &disk->base;
     return 0;
+}
+
+int kv_disk_open(const char *directory, unsigned without, struct kv_disk **out, struct kv_why *why)
+{
+    return open_disk(directory, false, without, out, why);
+}
+
+int kv_disk_view(const char *directory, struct kv_disk **out, struct kv_why *why)
+{
+    return open_disk(directory, true, 0, out, why);
 }

@@ -20,6 +20,7 @@ struct kv_disk_file {
 struct kv_machine_disk {
     struct kv_disk base;
     int directory;
+    bool view;       /* nothing may be changed */
     bool direct;     /* files are opened with O_DIRECT */
     bool ring;       /* queues are rings; only with direct: buffered I/O is slower through one */
     bool registered; /* and their buffers are registered */

@@ -114,6 +114,9 @@ enum kv_disk_without {
     KV_WITHOUT_REGISTERED = 4,
 };
 int kv_disk_open(const char *directory, unsigned without, struct kv_disk **out, struct kv_why *why);
+/* To look at the files of a directory that others may be using: it is neither made, locked nor
+ * written to; what would change it is -EROFS. */
+int kv_disk_view(const char *directory, struct kv_disk **out, struct kv_why *why);
 
 /* KV_ERR_FULL for ENOSPC and EDQUOT, KV_ERR_NOMEM for ENOMEM, KV_ERR_NOT_FOUND for ENOENT, else
  * KV_ERR_IO; the text says what was being done, to which name, and the reason. */
