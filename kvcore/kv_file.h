@@ -111,4 +111,24 @@ int kv_file_finish(struct kv_file_writer *w, bool sync, struct kv_file_info *inf
 /* Give up: waits for what is under way, closes, frees.  The file itself stays. */
 void kv_file_discard(struct kv_file_writer *w);
 
+/* ---- f16 and q8 as f32 ---- */
+
+/* Nonzero cancels, as in kv_store.h. */
+typedef int kv_progress(void *arg, uint64_t done, uint64_t total);
+
+struct kv_widen {
+    struct kv_queue *from; /* the queue to read with */
+    struct kv_queue *to;   /* the queue to write with, of a queue for f32 */
+    const char *name;      /* must not exist; gone after an error */
+    struct kv_digest ns;   /* with the precision f32 */
+    kv_progress *progress; /* or NULL */
+    void *arg;
+};
+
+/* Write a full snapshot's positions, exact, and its session to a file of a new id, and sync it.
+ * Its logits stay behind: f32 KV gives others.  *info as from kv_file_finish(), its frames NULL.
+ * KV_ERR_INVALID: it is f32, or a delta. */
+int kv_file_widen(struct kv_file *from, const struct kv_widen *to, struct kv_file_info *info,
+                  struct kv_why *why);
+
 #endif
