@@ -221,6 +221,41 @@ void node_operator_close(struct node_operator *op);
 /* The page accounts of a cache's statistics, as messages have them. */
 void node_pages_fill(const struct kv_stats *stats, struct Baton__V1__Pages *out);
 
+/* ---- The session section of a snapshot (docs/snapshot-format.md, "Session"): what a session is
+ * beside the ids of its context and their KV.  Bytes to struct and back, and nothing else. ---- */
+
+enum {
+    NODE_SESSION_NAME = 128, /* bytes of a name, at most */
+    NODE_TENANT_BYTES = 128,
+    NODE_SALT_BYTES = 64,
+};
+
+struct node_salt {
+    uint8_t bytes[NODE_SALT_BYTES];
+    size_t len;
+};
+
+struct node_session {
+    char name[NODE_SESSION_NAME + 1];
+    char tenant[NODE_TENANT_BYTES + 1];
+    struct node_salt salt; /* of the last turn */
+    uint32_t n_ids;        /* of the session: the snapshot's positions and the tail */
+    const uint32_t *tail;  /* [n_tail], most often the pending one; borrowed in encode, and in
+                              decode the caller's to free with node_session_release() */
+    uint32_t n_tail;
+};
+
+/* Whether a name is one: 1 to 128 bytes of [A-Za-z0-9._-]. */
+bool node_session_name_ok(const char *name, size_t n);
+/* *out is the caller's to free.  KV_ERR_INVALID names the field; KV_ERR_LIMIT: longer than a
+ * section may be; KV_ERR_NOMEM. */
+int node_session_encode(const struct node_session *s, void **out, size_t *len, struct kv_why *why);
+/* Of a snapshot with n_positions.  KV_ERR_FORMAT, KV_ERR_CHECK and KV_ERR_LIMIT name the field;
+ * KV_ERR_NOMEM.  Whether the ids are in a vocabulary is for others to say. */
+int node_session_decode(const void *data, size_t len, uint32_t n_positions,
+                        struct node_session *out, struct kv_why *why);
+void node_session_release(struct node_session *s);
+
 /* ---- What the two nodes' command lines have in common ---- */
 
 struct node_serve {
