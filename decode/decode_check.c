@@ -14,10 +14,10 @@ static int check_session_name(const Baton__V1__GenerateRequest *q, struct kv_why
 {
     size_t n = node_message_strlen(q->session);
 
-    if (n == 0 || decode_session_name_ok(q->session, n))
+    if (n == 0 || node_session_name_ok(q->session, n))
         return TRANSPORT_OK;
     return REFUSE(why, "session: a name of %zu bytes is not 1 to %d of [A-Za-z0-9._-]", n,
-                  (int)DECODE_SESSION_NAME);
+                  (int)NODE_SESSION_NAME);
 }
 
 static int check_sampling(struct decode_request *r, struct kv_why *why)
@@ -54,8 +54,8 @@ static int check_limits(struct decode_request *r, struct kv_why *why)
         r->max_tokens = q->max_tokens;
     if (r->max_tokens == 0)
         return REFUSE(why, "max_tokens: 0, must be at least 1");
-    if (q->salt.len > DECODE_SALT_BYTES)
-        return REFUSE(why, "salt: %zu bytes are more than %d", q->salt.len, (int)DECODE_SALT_BYTES);
+    if (q->salt.len > NODE_SALT_BYTES)
+        return REFUSE(why, "salt: %zu bytes are more than %d", q->salt.len, (int)NODE_SALT_BYTES);
     return TRANSPORT_OK;
 }
 
@@ -272,16 +272,10 @@ static int check_length(struct decode_request *r, struct kv_why *why)
 
 static int take_session(struct decode_request *r, struct kv_why *why)
 {
-    int rc;
-
     if (node_message_strlen(r->q->session) == 0)
         return TRANSPORT_OK;
-    rc = decode_sessions_take(&r->node->sessions, r->q->session, &r->session, why);
-    for (size_t i = 0; rc == TRANSPORT_OK && i < r->session->ids.n; i++) {
-        if (token_list_add(&r->ids, r->session->ids.ids[i]) < 0)
-            rc = kv_fail(why, TRANSPORT_RESOURCE_EXHAUSTED, "session: no memory");
-    }
-    return rc;
+    return decode_sessions_take(&r->node->sessions, r->q->session, DECODE_TAKE_OR_BEGIN,
+                                &r->session, why);
 }
 
 int decode_request_check(struct decode_request *r, struct kv_why *why)
@@ -307,8 +301,18 @@ int decode_request_check(struct decode_request *r, struct kv_why *why)
         rc = check_route(r, why);
     if (rc == TRANSPORT_OK)
         rc = take_session(r, why);
-    if (rc == TRANSPORT_OK)
-        rc = add_prompt(r, why);
+    return rc;
+}
+
+int decode_request_prompt(struct decode_request *r, struct kv_why *why)
+{
+    int rc;
+
+    for (size_t i = 0; r->session != NULL && i < r->session->ids.n; i++) {
+        if (token_list_add(&r->ids, r->session->ids.ids[i]) < 0)
+            return kv_fail(why, TRANSPORT_RESOURCE_EXHAUSTED, "session: no memory");
+    }
+    rc = add_prompt(r, why);
     if (rc == TRANSPORT_OK)
         rc = check_length(r, why);
     if (rc == TRANSPORT_OK)

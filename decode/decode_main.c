@@ -4,7 +4,9 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { OWN_OPTIONS = 5, N_OPTIONS = NODE_SERVE_OPTIONS + OWN_OPTIONS };
+static const char *const durabilities[] = {"durable", "published", "none", NULL};
+
+enum { OWN_OPTIONS = 11, N_OPTIONS = NODE_SERVE_OPTIONS + OWN_OPTIONS };
 
 static void set_options(struct decode_options *o, struct node_option *out)
 {
@@ -20,14 +22,42 @@ static void set_options(struct decode_options *o, struct node_option *out)
         {"remote-min", 0, NODE_OPT_U32, &o->remote_min, "N",
          "fewer positions than this are computed here, not by a prefill node", 1, KV_MAX_POSITIONS,
          NULL},
+        {"snapshots", 0, NODE_OPT_STRING, &o->snapshots, "DIR",
+         "keep sessions on disk there; made where it is not there", 0, 0, NULL},
+        {"snapshot-budget", 0, NODE_OPT_BYTES, &o->snapshot_budget, "BYTES",
+         "of all snapshots together; 0: as much as the disk has", 0, 1ull << 60, NULL},
+        {"snapshot-ttl", 0, NODE_OPT_U32, &o->snapshot_ttl_s, "SECONDS",
+         "snapshots that were not used for so long are deleted; 0: never", 0, UINT32_MAX, NULL},
+        {"durability", 0, NODE_OPT_CHOICE, &o->durability, "NAME",
+         "what a saved session survives: a power cut; that it is whole or not there after one; or "
+         "nothing but the end of the node",
+         0, 0, durabilities},
+        {"save-idle", 0, NODE_OPT_U32, &o->save_idle_s, "SECONDS",
+         "save a session that was not used for so long, and let it leave memory; 0: never", 0,
+         UINT32_MAX, NULL},
+        {"save-on-exit", 0, NODE_OPT_FLAG, &o->save_on_exit, NULL,
+         "save all sessions when the node is stopped, within --grace after the last call", 0, 0,
+         NULL},
     };
 
+    o->durability = "durable";
     o->max_batch = 16;
     o->max_sessions = 1024;
     o->max_tokens = 256;
     o->remote_min = 16;
     node_serve_options(&o->serve, out);
     memcpy(out + NODE_SERVE_OPTIONS, own, sizeof(own));
+}
+
+/* An option that says something about snapshots, or NULL. */
+static const char *needs_store(const struct decode_options *o)
+{
+    return o->snapshot_budget != 0                 ? "snapshot-budget"
+           : o->snapshot_ttl_s != 0                ? "snapshot-ttl"
+           : o->save_idle_s != 0                   ? "save-idle"
+           : o->save_on_exit                       ? "save-on-exit"
+           : strcmp(o->durability, "durable") != 0 ? "durability"
+                                                   : NULL;
 }
 
 /* 0, or NODE_EXIT_USAGE with a message. */
@@ -42,6 +72,14 @@ static int check_options(const struct decode_options *o)
             fprintf(stderr, "baton-decode: --prefill: %s is not HOST:PORT\n", o->prefill.items[i]);
             return NODE_EXIT_USAGE;
         }
+    }
+    if (o->snapshots == NULL && needs_store(o) != NULL) {
+        fprintf(stderr, "baton-decode: --%s needs --snapshots\n", needs_store(o));
+        return NODE_EXIT_USAGE;
+    }
+    if (o->snapshots != NULL && o->snapshots[0] == '\0') {
+        fprintf(stderr, "baton-decode: --snapshots \"\": must not be empty\n");
+        return NODE_EXIT_USAGE;
     }
     return 0;
 }

@@ -28,7 +28,6 @@ enum {
     DECODE_SHARED_STEP_MS = 50,
     DECODE_MAX_TEMPERATURE = 100,
     DECODE_MAX_STOP_IDS = 64,
-    DECODE_SALT_BYTES = 64,
     /* Calls beside those that wait or run: unary ones, and those whose end is not read yet. */
     DECODE_EXTRA_CALLS = 64,
     DECODE_WHY_BYTES = 512,
@@ -39,7 +38,8 @@ enum {
 
 /* What is in an inbox of this module. */
 enum decode_mail_kind {
-    DECODE_MAIL_REQUEST, /* to the scheduler: struct decode_request */
+    DECODE_MAIL_REQUEST, /* to the scheduler, or the I/O thread: struct decode_request */
+    DECODE_MAIL_SEED,    /* to the scheduler: struct decode_seed */
     DECODE_MAIL_FLIGHT,  /* to the scheduler: struct decode_flight, its stream is over */
     DECODE_MAIL_MESSAGE, /* to the receive worker: struct decode_flight, a message came */
     DECODE_MAIL_END,     /* to the receive worker: struct decode_flight, the call ended */
@@ -69,6 +69,7 @@ struct decode_node {
     struct node_inbox inbox;   /* of struct decode_mail, the scheduler's */
     struct node_inbox receive; /* of struct decode_mail, the receive worker's */
     struct decode_scheduler *scheduler;
+    struct decode_store *store; /* NULL: there is no directory for snapshots */
 
     /* For Describe and the bound of the queue; relaxed counts of the scheduler's table. */
     atomic_uint n_waiting; /* past the front worker, not admitted */

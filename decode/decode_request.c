@@ -39,6 +39,31 @@ void decode_request_unref(struct decode_request *r)
     free(r);
 }
 
+void decode_request_refuse(struct decode_request *r, int status, const char *details)
+{
+    if (r->method == DECODE_GENERATE)
+        decode_request_log(r, status, details);
+    if (r->waits)
+        atomic_fetch_sub(&r->node->n_waiting, 1);
+    decode_sessions_give_back(&r->node->sessions, r->session, NULL, NULL, 0);
+    r->session = NULL;
+    transport_call_finish(r->call, status, details);
+    decode_request_unref(r);
+}
+
+void decode_request_answer(struct decode_request *r, const ProtobufCMessage *reply)
+{
+    struct transport_out *out = node_message_pack(reply);
+
+    if (out == NULL) {
+        decode_request_refuse(r, TRANSPORT_RESOURCE_EXHAUSTED, "no memory for a reply");
+        return;
+    }
+    transport_call_send(r->call, out);
+    transport_call_finish(r->call, TRANSPORT_OK, NULL);
+    decode_request_unref(r);
+}
+
 static double ms(int64_t from, int64_t to)
 {
     return from != 0 && to > from ? (double)(to - from) / 1e6 : 0;
@@ -48,7 +73,7 @@ void decode_request_log(const struct decode_request *r, int status, const char *
 {
     const struct decode_usage *u = &r->usage;
     const struct decode_timings *t = &r->timings;
-    char peer[128], session[2 * DECODE_SESSION_NAME], fallback[2 * DECODE_WHY_BYTES], why[512];
+    char peer[128], session[2 * NODE_SESSION_NAME], fallback[2 * DECODE_WHY_BYTES], why[512];
 
     node_log(
         status == TRANSPORT_OK || status == TRANSPORT_CANCELLED ? NODE_INFO : NODE_WARN, "generate",

@@ -8,7 +8,8 @@ struct decode_flight;
 
 /* Where a Generate stands.  All but the first are in the scheduler's table.
  *
- *   NEW         with handler or front worker; no session, no context
+ *   NEW         with handler, front worker or I/O thread (its session is restored from disk); no
+ *               context
  *   WAITING     checked and tokenized, holds its session; no slot, no context
  *   RECEIVING   has a slot; the context is the flight's, which scatters frames into it
  *   PREFILLING  has a slot and a context that is shorter than the prompt
@@ -23,8 +24,8 @@ struct decode_flight;
  * here PREFILLING -> RUNNING             the last chunk RUNNING -> DRAINING decode_scheduler's
  * finish any -> gone                       end
  *
- * References: one of whoever works on it (handler, front worker, scheduler, in this order) and one
- * of transport's events until on_done. */
+ * References: one of whoever works on it (handler, front worker, perhaps the I/O thread and the
+ * front worker again, scheduler, in this order) and one of transport's events until on_done. */
 enum decode_state {
     DECODE_NEW,
     DECODE_WAITING,
@@ -34,7 +35,19 @@ enum decode_state {
     DECODE_DRAINING,
 };
 
-enum decode_method { DECODE_GENERATE, DECODE_DESCRIBE, DECODE_LIST_SESSIONS, DECODE_CLOSE_SESSION };
+enum decode_method {
+    DECODE_GENERATE,
+    DECODE_DESCRIBE,
+    DECODE_LIST_SESSIONS,
+    DECODE_CLOSE_SESSION,
+    DECODE_SAVE,
+    DECODE_RESTORE,
+    DECODE_LIST,
+    DECODE_DELETE_SNAPSHOT,
+    DECODE_VERIFY,
+    DECODE_COMPACT,
+    DECODE_METHODS,
+};
 
 /* Proto's Usage and Timings, by their names. */
 struct decode_usage {
@@ -48,7 +61,7 @@ struct decode_timings {
 };
 
 struct decode_request {
-    struct decode_mail mail; /* in the scheduler's inbox */
+    struct decode_mail mail; /* in the inbox of the scheduler, or of the I/O thread */
     atomic_int refs;
     struct decode_node *node;
     enum decode_method method;
@@ -59,14 +72,18 @@ struct decode_request {
 
     /* Set by the front worker, read-only afterwards. */
     struct node_message message;
-    const Baton__V1__GenerateRequest *q;
-    struct decode_session *session; /* busy; NULL: none */
+    const Baton__V1__GenerateRequest *q; /* of a Generate */
+    struct decode_session *session;      /* busy; NULL: none */
     struct kv_namespace ns;
     struct sampler_params sampling;
     struct text_stream *text;
     uint32_t n_prompt;
     uint32_t n_dropped;  /* bytes that the vocabulary lacks */
     uint32_t max_tokens; /* what the context has room for, at most */
+    bool waits;          /* it is one of node->n_waiting */
+
+    /* The I/O thread's: not to be tried before. */
+    int64_t again_ns;
 
     /* The front worker's, then the scheduler's: prompt, then what was generated.  There is room for
      * max_tokens. */
@@ -92,9 +109,15 @@ struct decode_request *decode_request_new(struct decode_node *node, enum decode_
                                           struct transport_call *call,
                                           struct transport_message *bytes);
 void decode_request_unref(struct decode_request *r);
-/* Unpack and check a Generate, take its session, and tokenize (decode_check.c).  TRANSPORT_OK, or
+/* Unpack and check a Generate's fields, and take its session (decode_check.c).  TRANSPORT_OK, or
  * the status to refuse it with and why. */
 int decode_request_check(struct decode_request *r, struct kv_why *why);
+/* Then, once the session is in memory: the prompt as ids. */
+int decode_request_prompt(struct decode_request *r, struct kv_why *why);
+/* End a call that no scheduler has: give back its session, tell the caller, let go of it. */
+void decode_request_refuse(struct decode_request *r, int status, const char *details);
+/* Answer a unary call, and let go of it. */
+void decode_request_answer(struct decode_request *r, const ProtobufCMessage *reply);
 /* One log line for a Generate that ended. */
 void decode_request_log(const struct decode_request *r, int status, const char *details);
 

@@ -75,7 +75,9 @@ void decode_scheduler_drop(struct decode_scheduler *s, struct decode_request *r,
         r->flight = NULL;
         r->ctx = landing.ctx;
     }
-    if (!keep || r->ctx == NULL || kv_context_give_up(r->ctx, NULL, 0) < 0)
+    if (keep && r->ctx != NULL)
+        kv_context_give_up(r->ctx, NULL, 0);
+    else
         kv_context_close(r->ctx);
     r->ctx = NULL;
     free_slot(s, r);
@@ -100,7 +102,7 @@ void decode_scheduler_fail(struct decode_scheduler *s, struct decode_request *r,
         decode_request_log(r, status, details);
     if (has_slot(r))
         decode_scheduler_drop(s, r, false);
-    decode_sessions_give_back(&s->node->sessions, r->session, NULL);
+    decode_sessions_give_back(&s->node->sessions, r->session, NULL, NULL, 0);
     r->session = NULL;
     transport_call_abort(r->call, status, details);
     forget(s, r);
@@ -115,7 +117,8 @@ void decode_scheduler_finish(struct decode_scheduler *s, struct decode_request *
         kv_context_truncate(r->ctx, (uint32_t)keep_ids);
     decode_scheduler_drop(s, r, true);
     r->ids.n = keep_ids;
-    decode_sessions_give_back(&s->node->sessions, r->session, &r->ids);
+    decode_sessions_give_back(&s->node->sessions, r->session, &r->ids, r->q->salt.data,
+                              r->q->salt.len);
     r->session = NULL;
     r->state = DECODE_DRAINING;
     r->blocked_ns = node_now_ns();
@@ -192,6 +195,17 @@ static void take_request(struct decode_scheduler *s, struct decode_request *r)
         decode_scheduler_fail(s, r, TRANSPORT_RESOURCE_EXHAUSTED, "too many calls");
 }
 
+/* Between two steps: the few milliseconds of one more row. */
+static void compute_seed(struct decode_scheduler *s, struct decode_seed *seed)
+{
+    struct engine_item item = {.ctx = seed->ctx, .ids = &seed->id, .n_ids = 1};
+
+    seed->rc = engine_step(s->node->runtime.engine, &item, 1);
+    if (seed->rc == 0)
+        seed->rc = item.rc;
+    node_inbox_put(seed->back, &seed->done);
+}
+
 static void take_in(struct decode_scheduler *s, int timeout_ms)
 {
     struct node_link *link = node_inbox_take(&s->node->inbox, timeout_ms), *next;
@@ -203,6 +217,10 @@ static void take_in(struct decode_scheduler *s, int timeout_ms)
         next = link->next;
         if (mail->kind == DECODE_MAIL_REQUEST) {
             take_request(s, r);
+            continue;
+        }
+        if (mail->kind == DECODE_MAIL_SEED) {
+            compute_seed(s, mail->item);
             continue;
         }
         r = decode_flight_arrived(mail->item);

@@ -22,6 +22,16 @@ struct decode_scheduler {
     uint32_t n_requests;
 };
 
+/* One position that another thread needs computed; it waits for `done` in its inbox. */
+struct decode_seed {
+    struct decode_mail mail; /* in the scheduler's inbox */
+    struct kv_context *ctx;  /* the scheduler's meanwhile; the position is reserved */
+    uint32_t id;
+    int rc;
+    struct node_inbox *back;
+    struct node_link done;
+};
+
 int decode_scheduler_open(struct decode_node *node, struct decode_scheduler **out);
 void decode_scheduler_close(struct decode_scheduler *s);
 void *decode_scheduler_run(void *scheduler); /* thread */

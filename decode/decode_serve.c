@@ -2,6 +2,7 @@
 #include "decode/decode_flight.h"
 #include "decode/decode_scheduler.h"
 #include "decode/decode_service.h"
+#include "decode/decode_store.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -90,7 +91,8 @@ static void close_model(struct decode_node *node)
 
 static int open_server(struct decode_node *node)
 {
-    static const char *const services[] = {"baton.v1.Decode", "baton.v1.Operator", NULL};
+    static const char *const services[] = {"baton.v1.Decode", "baton.v1.Snapshots",
+                                           "baton.v1.Operator", NULL};
     static const char *const while_draining[] = {"/baton.v1.Decode/Describe",
                                                  "/baton.v1.Operator/Audit", NULL};
     struct transport_method methods[DECODE_METHODS + NODE_OPERATOR_METHODS];
@@ -158,33 +160,71 @@ static int serve(struct decode_node *node)
 }
 
 /* ---- Threads: started in this order, and stopped in the reverse, for each leaves things to those
- * before it. ---- */
+ * before it.  (The I/O thread leaves turns to the front worker, too; but when threads are stopped
+ * no call is left.) ---- */
 
-enum { RECEIVE, SCHEDULER, FRONT, WATCH, N_THREADS };
+enum { RECEIVE, SCHEDULER, STORE, FRONT, WATCH, N_THREADS };
 
-static void stop_threads(struct decode_node *node, const pthread_t *threads, int n)
+struct threads {
+    pthread_t ids[N_THREADS];
+    bool run[N_THREADS];
+};
+
+static void stop_thread(struct decode_node *node, int which)
 {
-    atomic_store(&node->stopping, true);
-    decode_peers_stop(&node->peers);
-    node_queue_close(&node->front);
-    for (int i = n - 1; i >= 0; i--) {
+    switch (which) {
+    case WATCH:
+        decode_peers_stop(&node->peers);
+        break;
+    case FRONT:
+        node_queue_close(&node->front);
+        break;
+    case STORE:
+        decode_store_stop(node->store);
+        break;
+    case SCHEDULER:
+    case RECEIVE:
+        atomic_store(&node->stopping, true);
         node_inbox_wake(&node->inbox);
         node_inbox_wake(&node->receive);
-        pthread_join(threads[i], NULL);
+        break;
     }
+}
+
+static void stop_threads(struct decode_node *node, const struct threads *t)
+{
+    for (int i = N_THREADS - 1; i >= 0; i--) {
+        if (!t->run[i])
+            continue;
+        stop_thread(node, i);
+        pthread_join(t->ids[i], NULL);
+    }
+}
+
+static bool start_threads(struct decode_node *node, struct threads *t)
+{
+    void *(*const run[N_THREADS])(void *) = {decode_flight_receive, decode_scheduler_run,
+                                             decode_store_run, decode_service_front,
+                                             decode_peers_watch};
+    void *const args[N_THREADS] = {node, node->scheduler, node->store, node, &node->peers};
+
+    for (int i = 0; i < N_THREADS; i++) {
+        if (i == STORE && node->store == NULL)
+            continue;
+        if (pthread_create(&t->ids[i], NULL, run[i], args[i]) != 0)
+            return false;
+        t->run[i] = true;
+    }
+    return true;
 }
 
 static int run_threads(struct decode_node *node)
 {
-    void *(*const run[N_THREADS])(void *) = {decode_flight_receive, decode_scheduler_run,
-                                             decode_service_front, decode_peers_watch};
-    void *const args[N_THREADS] = {node, node->scheduler, node, &node->peers};
-    pthread_t threads[N_THREADS];
-    int n = 0, rc = NODE_EXIT_FAILED;
+    struct threads threads = {.run = {false}};
+    int rc = NODE_EXIT_FAILED;
 
-    while (n < N_THREADS && pthread_create(&threads[n], NULL, run[n], args[n]) == 0)
-        n++;
-    if (n < N_THREADS || node_operator_open(node->runtime.cache, &node->operator) < 0) {
+    if (!start_threads(node, &threads) ||
+        node_operator_open(node->runtime.cache, &node->operator) < 0) {
         fail("cannot start a thread", "");
     } else {
         rc = open_server(node);
@@ -192,7 +232,7 @@ static int run_threads(struct decode_node *node)
             rc = serve(node);
     }
     node_operator_close(node->operator);
-    stop_threads(node, threads, n);
+    stop_threads(node, &threads);
     return rc;
 }
 
@@ -204,6 +244,15 @@ static int open_peers(struct decode_node *node)
 
     if (decode_peers_open(&node->peers, &node->options->prefill, record, error) < 0)
         return fail("--prefill", error);
+    return NODE_EXIT_OK;
+}
+
+static int open_store(struct decode_node *node)
+{
+    struct kv_why why = {.text = ""};
+
+    if (decode_store_open(node, &node->store, &why) < 0)
+        return fail("--snapshots", why.text);
     return NODE_EXIT_OK;
 }
 
@@ -220,11 +269,14 @@ static int run_node(struct decode_node *node)
     if (node_inbox_init(&node->receive) < 0)
         goto no_receive;
     rc = open_peers(node);
+    if (rc == NODE_EXIT_OK)
+        rc = open_store(node);
     if (rc == NODE_EXIT_OK && decode_scheduler_open(node, &node->scheduler) == 0)
         rc = run_threads(node);
     else if (rc == NODE_EXIT_OK)
         rc = fail("no memory", "");
     decode_scheduler_close(node->scheduler);
+    decode_store_close(node->store);
     decode_peers_close(&node->peers);
     node_inbox_release(&node->receive);
 no_receive:

@@ -1,18 +1,27 @@
 #include "decode/decode_service.h"
 
-#include "decode/decode_request.h"
+#include "decode/decode_store.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* ---- Handlers, on gRPC threads: nothing is looked at here ---- */
 
-static void on_wake(void *user, struct transport_call *call)
+static void on_sent(void *user, struct transport_call *call)
 {
     struct decode_request *r = user;
 
     (void)call;
     node_inbox_wake(&r->node->inbox);
+}
+
+static void on_cancel(void *user, struct transport_call *call)
+{
+    struct decode_request *r = user;
+
+    on_sent(user, call);
+    if (r->node->store != NULL)
+        node_inbox_wake(&r->node->store->inbox);
 }
 
 static void on_done(void *user, struct transport_call *call)
@@ -25,7 +34,7 @@ static void receive(struct decode_node *node, enum decode_method method,
                     struct transport_call *call, struct transport_message *bytes)
 {
     static const struct transport_call_events events = {
-        .on_cancel = on_wake, .on_sent = on_wake, .on_done = on_done};
+        .on_cancel = on_cancel, .on_sent = on_sent, .on_done = on_done};
     struct decode_request *r = decode_request_new(node, method, call, bytes);
 
     if (r == NULL) {
@@ -41,33 +50,36 @@ static void receive(struct decode_node *node, enum decode_method method,
     }
 }
 
-static void on_generate(void *user, struct transport_call *call, struct transport_message *bytes)
-{
-    receive(user, DECODE_GENERATE, call, bytes);
-}
-
-static void on_describe(void *user, struct transport_call *call, struct transport_message *bytes)
-{
-    receive(user, DECODE_DESCRIBE, call, bytes);
-}
-
-static void on_list(void *user, struct transport_call *call, struct transport_message *bytes)
-{
-    receive(user, DECODE_LIST_SESSIONS, call, bytes);
-}
-
-static void on_close(void *user, struct transport_call *call, struct transport_message *bytes)
-{
-    receive(user, DECODE_CLOSE_SESSION, call, bytes);
-}
+/* A handler for each method. */
+#define HANDLER(name, method)                                                                  \
+    static void name(void *user, struct transport_call *call, struct transport_message *bytes) \
+    {                                                                                          \
+        receive(user, method, call, bytes);                                                    \
+    }
+HANDLER(on_generate, DECODE_GENERATE)
+HANDLER(on_describe, DECODE_DESCRIBE)
+HANDLER(on_list_sessions, DECODE_LIST_SESSIONS)
+HANDLER(on_close_session, DECODE_CLOSE_SESSION)
+HANDLER(on_save, DECODE_SAVE)
+HANDLER(on_restore, DECODE_RESTORE)
+HANDLER(on_list, DECODE_LIST)
+HANDLER(on_delete, DECODE_DELETE_SNAPSHOT)
+HANDLER(on_verify, DECODE_VERIFY)
+HANDLER(on_compact, DECODE_COMPACT)
 
 void decode_service_methods(struct decode_node *node, struct transport_method out[DECODE_METHODS])
 {
     const struct transport_method methods[DECODE_METHODS] = {
         {"/baton.v1.Decode/Generate", TRANSPORT_SERVER_STREAM, on_generate, node},
         {"/baton.v1.Decode/Describe", TRANSPORT_UNARY, on_describe, node},
-        {"/baton.v1.Decode/ListSessions", TRANSPORT_UNARY, on_list, node},
-        {"/baton.v1.Decode/CloseSession", TRANSPORT_UNARY, on_close, node},
+        {"/baton.v1.Decode/ListSessions", TRANSPORT_UNARY, on_list_sessions, node},
+        {"/baton.v1.Decode/CloseSession", TRANSPORT_UNARY, on_close_session, node},
+        {"/baton.v1.Snapshots/Save", TRANSPORT_SERVER_STREAM, on_save, node},
+        {"/baton.v1.Snapshots/Restore", TRANSPORT_SERVER_STREAM, on_restore, node},
+        {"/baton.v1.Snapshots/List", TRANSPORT_UNARY, on_list, node},
+        {"/baton.v1.Snapshots/Delete", TRANSPORT_UNARY, on_delete, node},
+        {"/baton.v1.Snapshots/Verify", TRANSPORT_SERVER_STREAM, on_verify, node},
+        {"/baton.v1.Snapshots/Compact", TRANSPORT_SERVER_STREAM, on_compact, node},
     };
 
     memcpy(out, methods, sizeof(methods));
@@ -75,48 +87,37 @@ void decode_service_methods(struct decode_node *node, struct transport_method ou
 
 /* ---- Front worker ---- */
 
-static void refuse(struct decode_request *r, int status, const char *details)
+/* The first time: its fields, its session, its place in the queue. */
+static int begin_generate(struct decode_node *node, struct decode_request *r, struct kv_why *why)
 {
-    if (r->method == DECODE_GENERATE)
-        decode_request_log(r, status, details);
-    decode_sessions_give_back(&r->node->sessions, r->session, NULL);
-    r->session = NULL;
-    transport_call_finish(r->call, status, details);
-    decode_request_unref(r);
+    int status = decode_request_check(r, why);
+    uint32_t n_waiting;
+
+    if (status != TRANSPORT_OK)
+        return status;
+    n_waiting = atomic_fetch_add(&node->n_waiting, 1);
+    r->waits = true;
+    if (n_waiting < node->options->serve.queue)
+        return TRANSPORT_OK;
+    return kv_fail(why, TRANSPORT_RESOURCE_EXHAUSTED, "queue: %u requests wait already", n_waiting);
 }
 
+/* A session that is on disk alone is restored first; then the request comes here again. */
 static void front_generate(struct decode_node *node, struct decode_request *r)
 {
     struct kv_why why = {.text = ""};
-    int status = decode_request_check(r, &why);
-    uint32_t n_waiting;
+    int status = r->waits ? TRANSPORT_OK : begin_generate(node, r, &why);
 
-    if (status != TRANSPORT_OK) {
-        refuse(r, status, why.text);
+    if (status == TRANSPORT_OK && r->session != NULL && !r->session->resident) {
+        decode_store_put(node->store, r);
         return;
     }
-    n_waiting = atomic_fetch_add(&node->n_waiting, 1);
-    if (n_waiting >= node->options->serve.queue) {
-        atomic_fetch_sub(&node->n_waiting, 1);
-        kv_fail(&why, 0, "queue: %u requests wait already", n_waiting);
-        refuse(r, TRANSPORT_RESOURCE_EXHAUSTED, why.text);
-        return;
-    }
-    node_inbox_put(&node->inbox, &r->mail.link);
-}
-
-/* Answer a unary call, and let go of it. */
-static void answer(struct decode_request *r, const ProtobufCMessage *reply)
-{
-    struct transport_out *out = node_message_pack(reply);
-
-    if (out == NULL) {
-        refuse(r, TRANSPORT_RESOURCE_EXHAUSTED, "no memory for a reply");
-        return;
-    }
-    transport_call_send(r->call, out);
-    transport_call_finish(r->call, TRANSPORT_OK, NULL);
-    decode_request_unref(r);
+    if (status == TRANSPORT_OK)
+        status = decode_request_prompt(r, &why);
+    if (status == TRANSPORT_OK)
+        node_inbox_put(&node->inbox, &r->mail.link);
+    else
+        decode_request_refuse(r, status, why.text);
 }
 
 /* Strings of the model and the command line, as protobuf-c wants them. */
@@ -128,6 +129,23 @@ static char *borrowed(const char *s)
     return p;
 }
 
+static void fill_store(struct decode_node *node, Baton__V1__Store *out)
+{
+    struct kv_store_stats stats;
+    uint32_t n_resident;
+
+    kv_store_stats(node->store->kv, &stats);
+    baton__v1__store__init(out);
+    decode_sessions_count(&node->sessions, &n_resident, &out->sessions);
+    out->snapshots = stats.n_snapshots;
+    out->retired = stats.n_retired;
+    out->unreadable = stats.n_unreadable;
+    out->bytes = stats.bytes;
+    out->budget_bytes = stats.budget_bytes;
+    out->durability = borrowed(kv_durability_name(stats.durability));
+    out->io = borrowed(kv_store_describe(node->store->kv));
+}
+
 static void front_describe(struct decode_node *node, struct decode_request *r)
 {
     const struct runtime *rt = &node->runtime;
@@ -137,6 +155,8 @@ static void front_describe(struct decode_node *node, struct decode_request *r)
     Baton__V1__Geometry geometry;
     Baton__V1__Pages pages;
     struct kv_stats stats;
+    Baton__V1__Store store;
+    uint32_t n_disk_only;
     char *peers[DECODE_MAX_PEERS];
 
     node_hello_fill(&node->identity, &hello, &geometry);
@@ -153,13 +173,17 @@ static void front_describe(struct decode_node *node, struct decode_request *r)
     reply.pages = &pages;
     reply.running = atomic_load(&node->n_running);
     reply.queued = atomic_load(&node->n_waiting);
-    reply.sessions = decode_sessions_count(&node->sessions);
+    decode_sessions_count(&node->sessions, &reply.sessions, &n_disk_only);
+    if (node->store != NULL) {
+        fill_store(node, &store);
+        reply.store = &store;
+    }
     reply.prefill_serving = peers;
     for (uint32_t i = 0; i < node->peers.n; i++) {
         if (atomic_load(&node->peers.items[i].serving))
             peers[reply.n_prefill_serving++] = borrowed(node->peers.items[i].address);
     }
-    answer(r, &reply.base);
+    decode_request_answer(r, &reply.base);
 }
 
 static void front_list(struct decode_node *node, struct decode_request *r)
@@ -171,7 +195,7 @@ static void front_list(struct decode_node *node, struct decode_request *r)
     Baton__V1__ListSessionsReply reply = BATON__V1__LIST_SESSIONS_REPLY__INIT;
 
     if (info == NULL || items == NULL || list == NULL) {
-        refuse(r, TRANSPORT_RESOURCE_EXHAUSTED, "no memory for a reply");
+        decode_request_refuse(r, TRANSPORT_RESOURCE_EXHAUSTED, "no memory for a reply");
         goto out;
     }
     n = decode_sessions_list(&node->sessions, info, max);
@@ -181,15 +205,27 @@ static void front_list(struct decode_node *node, struct decode_request *r)
         items[i].tokens = info[i].n_ids;
         items[i].busy = info[i].busy;
         items[i].idle_ns = info[i].idle_ns;
+        items[i].saved = info[i].saved;
         list[i] = &items[i];
     }
     reply.sessions = list;
     reply.n_sessions = n;
-    answer(r, &reply.base);
+    decode_request_answer(r, &reply.base);
 out:
     free(list);
     free(items);
     free(info);
+}
+
+/* Where there is a store, what is on disk of it goes too: that is for the I/O thread. */
+static int close_session(struct decode_node *node, const char *name, struct kv_why *why)
+{
+    struct decode_session *session;
+    int rc = decode_sessions_take(&node->sessions, name, DECODE_TAKE_KNOWN, &session, why);
+
+    if (rc == TRANSPORT_OK)
+        decode_sessions_drop(&node->sessions, session, false);
+    return rc;
 }
 
 static void front_close(struct decode_node *node, struct decode_request *r)
@@ -202,25 +238,30 @@ static void front_close(struct decode_node *node, struct decode_request *r)
     if (node_message_unpack(&baton__v1__close_session_request__descriptor, r->bytes, &r->message,
                             &why) == 0) {
         q = (const Baton__V1__CloseSessionRequest *)r->message.message;
-        if (decode_session_name_ok(q->name, node_message_strlen(q->name)))
-            status = decode_sessions_close(&node->sessions, q->name, &why);
-        else
+        if (!node_session_name_ok(q->name, node_message_strlen(q->name)))
             kv_fail(&why, 0, "name: %zu bytes are not 1 to %d of [A-Za-z0-9._-]",
-                    node_message_strlen(q->name), (int)DECODE_SESSION_NAME);
+                    node_message_strlen(q->name), (int)NODE_SESSION_NAME);
+        else if (node->store != NULL)
+            status = DECODE_AGAIN;
+        else
+            status = close_session(node, q->name, &why);
     }
-    if (status == TRANSPORT_OK)
-        answer(r, &reply.base);
+    if (status == DECODE_AGAIN)
+        decode_store_put(node->store, r);
+    else if (status == TRANSPORT_OK)
+        decode_request_answer(r, &reply.base);
     else
-        refuse(r, status, why.text);
+        decode_request_refuse(r, status, why.text);
 }
 
 void *decode_service_front(void *arg)
 {
-    static void (*const work[])(struct decode_node *, struct decode_request *) = {
-        [DECODE_GENERATE] = front_generate,
-        [DECODE_DESCRIBE] = front_describe,
-        [DECODE_LIST_SESSIONS] = front_list,
-        [DECODE_CLOSE_SESSION] = front_close,
+    static void (*const work[DECODE_METHODS])(struct decode_node *, struct decode_request *) = {
+        [DECODE_GENERATE] = front_generate,       [DECODE_DESCRIBE] = front_describe,
+        [DECODE_LIST_SESSIONS] = front_list,      [DECODE_CLOSE_SESSION] = front_close,
+        [DECODE_SAVE] = decode_snapshots_front,   [DECODE_RESTORE] = decode_snapshots_front,
+        [DECODE_LIST] = decode_snapshots_front,   [DECODE_DELETE_SNAPSHOT] = decode_snapshots_front,
+        [DECODE_VERIFY] = decode_snapshots_front, [DECODE_COMPACT] = decode_snapshots_front,
     };
     struct decode_node *node = arg;
     struct decode_request *r;

@@ -7,6 +7,7 @@
 #include "baton/v1/decode.pb-c.h"
 #include "baton/v1/operator.pb-c.h"
 #include "baton/v1/prefill.pb-c.h"
+#include "baton/v1/snapshot.pb-c.h"
 #include "grpc/health/v1/health.pb-c.h"
 
 #endif
