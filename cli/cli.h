@@ -7,6 +7,7 @@
 #include "transport/transport.h"
 
 #include <cjson/cJSON.h>
+#include <stdatomic.h>
 
 /* Each command is main's argv from its own name on, and returns an exit code. */
 int cli_generate(int argc, char **argv);
@@ -15,6 +16,7 @@ int cli_model(int argc, char **argv);
 int cli_status(int argc, char **argv);
 int cli_audit(int argc, char **argv);
 int cli_close(int argc, char **argv);
+int cli_snapshot(int argc, char **argv);
 
 /* node_options_parse(), after a look for text that begins with "-" where an option may stand. */
 int cli_options_parse(int argc, char **argv, const struct node_option *options, size_t n_options,
@@ -64,6 +66,19 @@ int cli_call_status(const struct cli_call *c, const char **details);
 /* Cancels it where it is not over. */
 void cli_call_close(struct cli_call *c);
 
+/* Ctrl-C and SIGTERM cancel a call from begin to end.  Signals are blocked (node_signals_block). */
+struct cli_interrupt {
+    struct cli_call *call;
+    pthread_t thread;
+    atomic_int signal; /* that came; 0: none */
+    atomic_bool over;
+};
+
+/* 0, or an exit code, said. */
+int cli_interrupt_begin(struct cli_interrupt *i, struct cli_call *call);
+/* The signal that came, or 0. */
+int cli_interrupt_end(struct cli_interrupt *i);
+
 /* ---- Unary calls ---- */
 
 struct cli_query {
@@ -79,6 +94,22 @@ int cli_query_ask(const struct cli_query *q, const char *path, const ProtobufCMe
 void cli_query_close(struct cli_query *q);
 /* What --timeout allows, as a deadline; at least 1. */
 int64_t cli_deadline_ms(float timeout_s);
+
+/* ---- Numbers for people; each returns buf ---- */
+
+const char *cli_bytes(char *buf, size_t n, double bytes); /* "2.5 MiB" */
+const char *cli_rate(char *buf, size_t n, uint64_t bytes, uint64_t ns);
+const char *cli_span(char *buf, size_t n, uint64_t ns); /* "7.6 ms", "3 days" */
+
+/* One line on stderr that moves, where that is a terminal; else nothing. */
+struct cli_bar {
+    const char *what;
+    int64_t start_ns;
+    bool terminal, drawn;
+};
+void cli_bar_begin(struct cli_bar *bar, const char *what);
+void cli_bar_move(struct cli_bar *bar, uint64_t done, uint64_t total);
+void cli_bar_end(struct cli_bar *bar);
 
 /* ---- Reports ---- */
 

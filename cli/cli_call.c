@@ -3,6 +3,7 @@
  * instead of filling memory. */
 #include "cli/cli.h"
 
+#include <signal.h>
 #include <stdlib.h>
 
 struct cli_call {
@@ -106,4 +107,35 @@ void cli_call_close(struct cli_call *c)
         transport_channel_close(c->channel);
     node_queue_release(&c->messages);
     free(c);
+}
+
+static void *wait_for_signal(void *arg)
+{
+    struct cli_interrupt *i = arg;
+    int sig = node_signals_wait();
+
+    if (!atomic_load(&i->over)) {
+        atomic_store(&i->signal, sig);
+        cli_call_cancel(i->call);
+    }
+    return NULL;
+}
+
+int cli_interrupt_begin(struct cli_interrupt *i, struct cli_call *call)
+{
+    i->call = call;
+    atomic_init(&i->signal, 0);
+    atomic_init(&i->over, false);
+    if (pthread_create(&i->thread, NULL, wait_for_signal, i) == 0)
+        return NODE_EXIT_OK;
+    cli_say("no thread can be started");
+    return NODE_EXIT_FAILED;
+}
+
+int cli_interrupt_end(struct cli_interrupt *i)
+{
+    atomic_store(&i->over, true);
+    pthread_kill(i->thread, SIGTERM);
+    pthread_join(i->thread, NULL);
+    return atomic_load(&i->signal);
 }

@@ -1,8 +1,6 @@
 #include "cli/cli.h"
 
 #include <errno.h>
-#include <signal.h>
-#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -36,8 +34,8 @@ static int parse(int argc, char **argv, struct settings *s, int *first, bool *do
          "the system message of the conversation; implies --chat", 0, 0, NULL},
         {"session", 's', NODE_OPT_STRING, &s->session, "NAME",
          "continue the session of this name, or begin it; with --chat or without, as it was begun. "
-         "It stays until baton close ends it or the node stops; a turn that does not finish leaves "
-         "it as it was",
+         "It stays until baton close ends it or the node stops, or on disk where the node keeps "
+         "snapshots; a turn that does not finish leaves it as it was",
          0, 0, NULL},
         {"max-tokens", 'n', NODE_OPT_U32, &s->max_tokens, "N",
          "tokens to generate at most; without it, the node's own limit", 1, 0, NULL},
@@ -219,8 +217,7 @@ struct answer {
     bool output_failed;                    /* stdout is gone; main says so */
     bool no_reader;                        /* because its reader has what it wanted */
     bool line_open;                        /* the last character was no newline */
-    atomic_int interrupted;                /* by which signal; 0: none */
-    atomic_bool over;                      /* the thread that waits for signals shall end */
+    int interrupted;                       /* by which signal; 0: none */
 };
 
 static bool write_text(struct answer *a, const char *text, size_t n)
@@ -297,37 +294,21 @@ static int say_end(struct answer *a)
         cJSON_AddStringToObject(error, "message", details);
         cli_json_line(error);
     }
-    if (atomic_load(&a->interrupted) != 0)
+    if (a->interrupted != 0)
         return NODE_EXIT_INTERRUPTED;
     return cli_say_status(code, details);
-}
-
-static void *wait_for_signal(void *arg)
-{
-    struct answer *a = arg;
-    int sig = node_signals_wait();
-
-    if (!atomic_load(&a->over)) {
-        atomic_store(&a->interrupted, sig);
-        cli_call_cancel(a->call);
-    }
-    return NULL;
 }
 
 static int read_answer(struct answer *a)
 {
     const Baton__V1__GenerateReply *started, *finished;
-    pthread_t signals;
-    int rc;
+    struct cli_interrupt interrupt;
+    int rc = cli_interrupt_begin(&interrupt, a->call);
 
-    if (pthread_create(&signals, NULL, wait_for_signal, a) != 0) {
-        cli_say("no thread can be started");
-        return NODE_EXIT_FAILED;
-    }
+    if (rc != NODE_EXIT_OK)
+        return rc;
     rc = read_replies(a);
-    atomic_store(&a->over, true);
-    pthread_kill(signals, SIGTERM);
-    pthread_join(signals, NULL);
+    a->interrupted = cli_interrupt_end(&interrupt);
     if (a->line_open && !a->settings->json && !a->output_failed)
         write_text(a, "\n", 1);
     if (rc == NODE_EXIT_OK)

@@ -23,6 +23,22 @@ static void print_hello(const Baton__V1__Hello *h)
                g->head_dim, (unsigned)g->precision < 3 ? precisions[g->precision] : "?");
 }
 
+static void print_store(const Baton__V1__Store *s)
+{
+    char bytes[32], budget[32], io[300];
+
+    printf("%-14s %u snapshots, %u sessions that are not in memory, %s", "on disk", s->snapshots,
+           s->sessions, cli_bytes(bytes, sizeof(bytes), (double)s->bytes));
+    if (s->budget_bytes > 0)
+        printf(" of %s", cli_bytes(budget, sizeof(budget), (double)s->budget_bytes));
+    if (s->retired > 0)
+        printf(", %u deleted that others stand on", s->retired);
+    if (s->unreadable > 0)
+        printf(", %u unreadable files", s->unreadable);
+    printf("\n%-14s %s", "durability", node_quote(io, sizeof(io), s->durability));
+    printf(", %s\n", node_quote(io, sizeof(io), s->io));
+}
+
 static void print_describe(const Baton__V1__DescribeReply *r)
 {
     char quoted[300];
@@ -39,6 +55,8 @@ static void print_describe(const Baton__V1__DescribeReply *r)
                r->pages->total, r->page_tokens, r->pages->free, r->pages->live, r->pages->evictable,
                r->pages->reserved);
     printf("%-14s %u running, %u queued\n", "requests", r->running, r->queued);
+    if (r->store != NULL)
+        print_store(r->store);
 }
 
 static void print_sessions(const Baton__V1__ListSessionsReply *r)
@@ -53,7 +71,7 @@ static void print_sessions(const Baton__V1__ListSessionsReply *r)
         if (s->busy)
             printf("busy\n");
         else
-            printf("idle for %.0f s\n", (double)s->idle_ns / 1e9);
+            printf("idle for %.0f s%s\n", (double)s->idle_ns / 1e9, s->saved ? ", saved" : "");
     }
 }
 

@@ -18,6 +18,7 @@ static const struct command commands[] = {
     {"status", cli_status, "what a node serves, how it is, and its sessions"},
     {"audit", cli_audit, "count a node's KV anew and see whether its accounts hold"},
     {"close", cli_close, "end a session of a decode node"},
+    {"snapshot", cli_snapshot, "sessions on disk: save, restore, list, verify, look into files"},
     {"tokenize", cli_tokenize, "text to token ids and back, by a model file"},
     {"model", cli_model, "what is in a model file"},
 };

@@ -5,7 +5,7 @@
 tiny=$BUILD/tests/tiny/tiny-q4_1.gguf
 
 every_command_has_help_and_a_version() {
-    for command in "" generate status audit close tokenize model; do
+    for command in "" generate status audit close snapshot tokenize model; do
         # shellcheck disable=SC2086
         expect_exit 0 "$baton" $command --help
         expect out "^usage: baton ${command:-COMMAND}"
