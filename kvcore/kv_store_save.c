@@ -334,11 +334,12 @@ static int write_temporary(struct saving *s, struct kv_stored **out, struct kv_w
     struct kv_file_frame *frames;
     struct kv_file_info info;
     struct kv_file_writer *w;
-    int rc = kv_file_create(s->queue, s->name, s->bytes, &s->header, &w, why);
+    int rc;
 
+    s->created = true; /* a file that could not be allocated is there, too */
+    rc = kv_file_create(s->queue, s->name, s->bytes, &s->header, &w, why);
     if (rc < 0)
         return rc;
-    s->created = true;
     rc = write_frames(s, w, why);
     if (rc == 0 && save->logits != NULL)
         rc = kv_file_write_section(w, KV_SECTION_LOGITS, save->logits,
