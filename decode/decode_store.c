@@ -7,6 +7,22 @@
 
 /* ---- Opening ---- */
 
+/* A node that died between the save of a session and the removal of what that replaces leaves both:
+ * the older one is what the newer one stands on. */
+static void remove_replaced(struct decode_store *s, const char *name,
+                            const struct kv_snapshot_info *older)
+{
+    struct decode_session_copy c;
+    struct kv_snapshot_info newer;
+
+    if (decode_sessions_copy(&s->node->sessions, name, &c, NULL) != TRANSPORT_OK)
+        return;
+    token_list_release(&c.ids);
+    if (kv_store_find(s->kv, &c.snapshot, &newer) == 0 &&
+        memcmp(&newer.parent, &older->id, sizeof(newer.parent)) == 0)
+        kv_store_delete(s->kv, &older->id, NULL);
+}
+
 static void add_session(struct decode_store *s, const struct kv_snapshot_info *info)
 {
     struct node_session snapshot;
@@ -18,8 +34,9 @@ static void add_session(struct decode_store *s, const struct kv_snapshot_info *i
         return;
     rc = decode_store_read(s, info, &snapshot, &why);
     if (rc == TRANSPORT_OK) {
-        if (strcmp(snapshot.tenant, DECODE_TENANT) == 0)
-            decode_sessions_add(&s->node->sessions, snapshot.name, &info->id, snapshot.n_ids);
+        if (strcmp(snapshot.tenant, DECODE_TENANT) == 0 &&
+            !decode_sessions_add(&s->node->sessions, snapshot.name, &info->id, snapshot.n_ids))
+            remove_replaced(s, snapshot.name, info);
         node_session_release(&snapshot);
         return;
     }
