@@ -445,8 +445,7 @@ static void free_store(struct kv_store *store)
         store->disk->ops->queue_close(store->queues[i]);
     for (uint32_t i = 0; i < store->n_files; i++)
         kv_stored_free(store->files[i]);
-    if (store->disk != NULL)
-        store->disk->ops->close(store->disk);
+    store->disk->ops->close(store->disk);
     pthread_cond_destroy(&store->queue_free);
     pthread_mutex_destroy(&store->lock);
     pthread_mutex_destroy(&store->names);
@@ -455,38 +454,60 @@ static void free_store(struct kv_store *store)
     free(store);
 }
 
-int kv_store_open(const struct kv_store_config *config, struct kv_store **out, struct kv_why *why)
+/* The store as the config says, with nothing in it yet.  NULL: no memory. */
+static struct kv_store *new_store(const struct kv_store_config *config)
 {
-    struct kv_store *store;
-    struct kv_queue *queue;
-    int rc = check_config(config, why);
+    struct kv_store *store = calloc(1, sizeof(*store));
 
-    if (rc < 0)
-        return rc;
-    store = calloc(1, sizeof(*store));
     if (store == NULL)
-        return kv_fail(why, KV_ERR_NOMEM, "no memory for a store");
+        return NULL;
     store->config = *config;
     store->config.directory = NULL;
     if (store->config.max_depth == 0)
         store->config.max_depth = KV_STORE_DEPTH_DEFAULT;
     if (store->config.n_queues == 0)
         store->config.n_queues = KV_STORE_QUEUES_DEFAULT;
+    store->queues = calloc(store->config.n_queues, sizeof(struct kv_queue *));
+    if (store->queues == NULL) {
+        free(store);
+        return NULL;
+    }
     pthread_mutex_init(&store->names, NULL);
     pthread_mutex_init(&store->lock, NULL);
     pthread_cond_init(&store->queue_free, NULL);
-    store->queues = calloc(store->config.n_queues, sizeof(struct kv_queue *));
-    store->disk = config->disk;
-    if (store->queues == NULL)
+    return store;
+}
+
+static int fill_store(struct kv_store *store, struct kv_why *why)
+{
+    struct kv_queue *queue;
+    int rc = kv_store_enter(store, &queue, why);
+
+    if (rc < 0)
+        return rc;
+    rc = rebuild(store, queue, why);
+    kv_store_leave(store, queue);
+    return rc;
+}
+
+int kv_store_open(const struct kv_store_config *config, struct kv_store **out, struct kv_why *why)
+{
+    struct kv_disk *disk = config->disk;
+    struct kv_store *store;
+    int rc = check_config(config, why);
+
+    if (rc == 0 && disk == NULL)
+        rc = kv_disk_open(config->directory, 0, &disk, why);
+    store = rc == 0 ? new_store(config) : NULL;
+    if (rc == 0 && store == NULL)
         rc = kv_fail(why, KV_ERR_NOMEM, "no memory for a store");
-    else if (store->disk == NULL)
-        rc = kv_disk_open(config->directory, 0, &store->disk, why);
-    if (rc == 0)
-        rc = kv_store_enter(store, &queue, why);
-    if (rc == 0) {
-        rc = rebuild(store, queue, why);
-        kv_store_leave(store, queue);
+    if (store == NULL) {
+        if (disk != NULL)
+            disk->ops->close(disk);
+        return rc;
     }
+    store->disk = disk;
+    rc = fill_store(store, why);
     if (rc < 0) {
         free_store(store);
         return rc;

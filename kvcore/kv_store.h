@@ -51,7 +51,8 @@ struct kv_store_config {
     uint32_t max_depth;    /* 0: the default */
     uint32_t n_queues;     /* 0: the default */
     enum kv_durability durability;
-    struct kv_disk *disk; /* used instead of the directory and closed with the store; NULL: none */
+    struct kv_disk *disk; /* used instead of the directory, and closed with the store or where it
+                             cannot be opened; NULL: none */
 };
 
 /* Reads the headers, indexes and footers of all files, sweeps temporaries, retired files without
