@@ -58,6 +58,7 @@ int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out,
                  struct kv_why *why);
 void kv_file_close(struct kv_file *file);
 const struct kv_file_info *kv_file_info(const struct kv_file *file);
+const char *kv_file_name(const struct kv_file *file);
 
 /* A run of verified positions: ids [count], rows position-major in pieces.  Not 0: stop with it. */
 typedef int kv_file_sink(void *arg, uint32_t first, uint32_t count, const uint32_t *ids,

@@ -615,6 +615,11 @@ const struct kv_file_info *kv_file_info(const struct kv_file *file)
     return &file->info;
 }
 
+const char *kv_file_name(const struct kv_file *file)
+{
+    return file->name;
+}
+
 /* ---- Frames ---- */
 
 static uint64_t frame_bytes(const struct kv_file *file, const struct kv_file_frame *f)

@@ -239,6 +239,8 @@ static int create(struct kv_file_writer *w, uint64_t bytes)
     const struct kv_disk_ops *ops = w->queue->disk->ops;
     int rc = ops->open(w->queue->disk, w->name, KV_DISK_CREATE);
 
+    if (rc == -ENOENT)
+        return latch(w, kv_fail(&w->why, KV_ERR_IO, "create %s: the directory is gone", w->name));
     if (rc < 0)
         return latch_error(w, rc, "create");
     w->file = rc;

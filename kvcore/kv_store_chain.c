@@ -204,6 +204,8 @@ static int read_chain(struct reading *r, uint32_t n, struct kv_why *why)
         if (rc == 0)
             rc = kv_file_read(c->files[i], c->queue, info->header.base,
                               r->whole ? info->n_positions : r->end, take, r, why);
+        if (rc == KV_ERR_CHECK || rc == KV_ERR_FORMAT)
+            rc = name_file(why, rc, kv_file_name(c->files[i]));
     }
     kv_prefix_release(&r->prefix);
     return rc;
@@ -382,6 +384,8 @@ static int verify_sections(struct chain *c, struct kv_file *file, struct kv_why 
         rc = kv_file_section(file, c->queue, (enum kv_section)kind, &data, &len, why);
         free(data);
     }
+    if (rc == KV_ERR_CHECK || rc == KV_ERR_FORMAT)
+        rc = name_file(why, rc, kv_file_name(file));
     return rc;
 }
 
