@@ -1,10 +1,8 @@
 /* baton snapshot widen: f16 or q8 to f32, without a node. */
 #include "cli/cli_snapshot.h"
 
-#include <errno.h>
 #include <inttypes.h>
 #include <string.h>
-#include <sys/stat.h>
 
 struct settings {
     const char *tenant, *salt; /* NULL: as the session in the file says */
@@ -102,11 +100,8 @@ static int widen(struct cli_file *f, const struct settings *s, const char *to, s
     struct kv_widen w = {.from = f->queue, .progress = move_bar, .arg = &bar};
     struct kv_disk *disk = NULL;
     char directory[4096];
-    struct stat there;
     int rc;
 
-    if (lstat(to, &there) == 0)
-        return kv_fail(why, KV_ERR_INVALID, "%s: is there already", to);
     wide.precision = KV_F32;
     rc = find_namespace(f, s, &w.ns, why);
     if (rc == 0)

@@ -128,7 +128,7 @@ struct kv_widen {
 
 /* Write a full snapshot's positions, exact, and its session to a file of a new id, and sync it.
  * Its logits stay behind: f32 KV gives others.  *info as from kv_file_finish(), its frames NULL.
- * KV_ERR_INVALID: it is f32, or a delta. */
+ * KV_ERR_INVALID: it is f32, or a delta, or the name is there already. */
 int kv_file_widen(struct kv_file *from, const struct kv_widen *to, struct kv_file_info *info,
                   struct kv_why *why);
 

@@ -3,6 +3,7 @@
  * says. */
 #include "kvcore/kv_file.h"
 
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -144,8 +145,10 @@ static int widen_file(struct kv_file *from, const struct kv_widen *to,
     rc = kv_file_create(to->to, to->name,
                         kv_file_bytes(&header->geometry, 0, info->n_positions, 0, session_len),
                         header, &w.writer, why);
-    if (rc < 0)
+    if (rc < 0) {
+        (void)to->to->disk->ops->unlink(to->to->disk, to->name);
         return rc;
+    }
     w.narrow = malloc(bytes);
     w.wide = malloc(kv_position_bytes(&header->geometry));
     if (w.narrow == NULL || w.wide == NULL)
@@ -178,8 +181,11 @@ int kv_file_widen(struct kv_file *from, const struct kv_widen *to, struct kv_fil
     struct kv_snapshot_header header;
     void *session = NULL;
     size_t len = 0;
+    struct kv_disk_stat there;
     int rc = make_header(kv_file_info(from), &to->ns, &header, why);
 
+    if (rc == 0 && to->to->disk->ops->stat(to->to->disk, to->name, &there) != -ENOENT)
+        rc = kv_fail(why, KV_ERR_INVALID, "%s is there already", to->name);
     if (rc == 0)
         rc = kv_file_section(from, to->from, KV_SECTION_SESSION, &session, &len, why);
     if (rc == 0)
