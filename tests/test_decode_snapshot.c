@@ -9,6 +9,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
@@ -696,6 +697,19 @@ START_TEST(what_was_evicted_is_saved_by_its_ids)
 }
 END_TEST
 
+static bool wait_queued(const struct fixture_node *node)
+{
+    struct description d;
+
+    for (int i = 0; i < 500; i++) {
+        describe(node, &d);
+        if (d.queued == 1)
+            return true;
+        usleep(10000);
+    }
+    return false;
+}
+
 /* All pages are with a request that runs: a restore changes nothing, a turn waits and is answered,
  * or ended by its deadline or cancel. */
 START_TEST(a_restore_without_pages_changes_nothing_and_a_turn_waits)
@@ -734,15 +748,13 @@ START_TEST(a_restore_without_pages_changes_nothing_and_a_turn_waits)
     asking_wait(a);
     ck_assert_int_eq(a->answer.status, TRANSPORT_DEADLINE_EXCEEDED);
     asking_start(a, &node, &waits.q, 60000);
-    usleep(100000);
-    describe(&node, &after);
-    ck_assert_uint_eq(after.queued, 1);
+    ck_assert(wait_queued(&node));
     asking_cancel(a);
     asking_wait(a);
     ck_assert(wait_sessions(&node, 0, 1));
 
     asking_start(a, &node, &waits.q, 60000);
-    usleep(100000);
+    ck_assert(wait_queued(&node));
     asking_cancel(hog);
     asking_wait(hog);
     asking_wait(a);
@@ -937,7 +949,7 @@ struct worker {
     const struct fixture_node *node;
     char name[16];
     uint32_t n_acked; /* positions that a save said are on disk */
-    uint32_t n_saves;
+    atomic_uint n_saves;
     uint32_t seed;
     uint32_t turns; /* at most */
     pthread_t thread;
@@ -1011,7 +1023,9 @@ START_TEST(after_kill_9_while_it_saves_what_was_acknowledged_is_there)
 
         start_here(&node, &plain);
         start_workers(w, &node, 40);
-        usleep(30000 + 37000 * (useconds_t)round);
+        while (round % 2 == 1 && atomic_load(&w[0].n_saves) == 0)
+            usleep(1000);
+        usleep(7000 + 23000 * (useconds_t)round);
         kill(node.pid, SIGKILL);
         join_workers(w);
         fixture_kill(&node);
@@ -1039,25 +1053,35 @@ START_TEST(after_kill_9_while_it_saves_what_was_acknowledged_is_there)
 }
 END_TEST
 
+static TCase *add_case(Suite *s, const char *name)
+{
+    TCase *c = tcase_create(name);
+
+    tcase_set_timeout(c, 200);
+    tcase_add_checked_fixture(c, make_directory, remove_directory);
+    suite_add_tcase(s, c);
+    return c;
+}
+
 int main(void)
 {
     Suite *s = suite_create("decode snapshot");
-    TCase *c = tcase_create("snapshots");
     SRunner *r;
+    TCase *c;
     int failed;
 
     transport_start();
-    tcase_set_timeout(c, 120);
-    tcase_add_checked_fixture(c, make_directory, remove_directory);
+    c = add_case(s, "sessions");
     tcase_add_loop_test(c, a_saved_session_goes_on_elsewhere_to_the_same_bits, 0, 3);
     tcase_add_test(c, each_save_writes_what_is_new_and_replaces_the_last);
     tcase_add_test(c, closing_forgets_the_snapshot_unless_it_is_to_stay);
-    tcase_add_test(c, another_precision_is_refused_naming_both);
     tcase_add_test(c, an_idle_session_is_saved_and_leaves_memory);
     tcase_add_test(c, all_sessions_are_saved_when_the_node_stops);
     tcase_add_test(c, what_has_expired_is_forgotten);
     tcase_add_test(c, a_session_is_saved_as_it_was_before_the_turn_that_runs);
     tcase_add_test(c, what_was_evicted_is_saved_by_its_ids);
+    c = add_case(s, "faults");
+    tcase_add_test(c, another_precision_is_refused_naming_both);
     tcase_add_test(c, a_restore_without_pages_changes_nothing_and_a_turn_waits);
     tcase_add_test(c, past_the_budget_nothing_is_written);
     tcase_add_test(c, a_full_disk_refuses_the_save_and_costs_nothing_else);
@@ -1065,9 +1089,9 @@ int main(void)
     tcase_add_test(c, a_damaged_file_is_refused_naming_its_part);
     tcase_add_test(c, wrong_calls_are_named);
     tcase_add_test(c, options_that_need_a_directory_say_so);
+    c = add_case(s, "load");
     tcase_add_test(c, sessions_are_saved_while_others_and_they_themselves_run);
     tcase_add_test(c, after_kill_9_while_it_saves_what_was_acknowledged_is_there);
-    suite_add_tcase(s, c);
     r = srunner_create(s);
     srunner_set_fork_status(r, CK_NOFORK);
     srunner_run_all(r, CK_NORMAL);

@@ -11,6 +11,12 @@ STUBS is the folder where protoc --python_out has put baton/v1.  The prompt says
     broken      a delta, then RESOURCE_EXHAUSTED
     unfinished  a delta, then the end
     flood       deltas without end; CANCELLED_FILE is written when the call is cancelled
+
+Of snapshots, the session says it:
+    big         progress to a half, and done, with 8 GiB written in 4 seconds
+    endless     progress without end; CANCELLED_FILE as above
+    other       DATA_LOSS
+It lists 1,001 of them, in two replies; two begin with abcd1.
 """
 import os
 import sys
@@ -20,7 +26,7 @@ from concurrent import futures
 sys.path.insert(0, sys.argv[1])
 import grpc
 from google.protobuf import json_format
-from baton.v1 import common_pb2, decode_pb2 as pb, operator_pb2
+from baton.v1 import common_pb2, decode_pb2 as pb, operator_pb2, snapshot_pb2
 
 
 def delta(text, ids=(), **rest):
@@ -102,6 +108,36 @@ def generate(request, context):
     yield finished()
 
 
+def save(request, context):
+    if request.session == "endless":
+        context.add_callback(note_cancelled)
+        while context.is_active():
+            yield snapshot_pb2.SnapshotReply(progress=snapshot_pb2.SnapshotProgress(done=1, total=10))
+            time.sleep(0.01)
+        return
+    if request.session != "big":
+        context.abort(grpc.StatusCode.DATA_LOSS, "frame 3: its CRC does not hold\x1b[2J")
+    for done in (0, 2**32):
+        yield snapshot_pb2.SnapshotReply(progress=snapshot_pb2.SnapshotProgress(done=done, total=2**33))
+    snapshot = snapshot_pb2.Snapshot(id=bytes(range(16)), session="big", positions=9000, base_position=1000, depth=3)
+    yield snapshot_pb2.SnapshotReply(done=snapshot_pb2.SnapshotDone(snapshot=snapshot, bytes=2**33, ns=4 * 10**9))
+
+
+def list_snapshots(request, context):
+    ids = [bytes([0, 0, i >> 8, i & 255]) + bytes(12) for i in range(999)]
+    ids += [bytes.fromhex("abcd1000") + bytes(12), bytes.fromhex("abcd1100") + bytes(12)]
+    ids = [i for i in ids if i > request.after]
+    return snapshot_pb2.ListSnapshotsReply(
+        snapshots=[snapshot_pb2.Snapshot(id=i, positions=5, file_bytes=3 * 2**20, depth=1) for i in ids[:1000]],
+        more=len(ids) > 1000)
+
+
+def delete(request, context):
+    if request.id[:4] != bytes.fromhex("abcd1100"):
+        context.abort(grpc.StatusCode.NOT_FOUND, request.id.hex())
+    return snapshot_pb2.DeleteSnapshotReply()
+
+
 def main():
     server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("baton.v1.Decode", {
@@ -114,6 +150,16 @@ def main():
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("baton.v1.Operator", {
         "Audit": grpc.unary_unary_rpc_method_handler(
             audit, operator_pb2.AuditRequest.FromString, operator_pb2.AuditReply.SerializeToString),
+    }),))
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("baton.v1.Snapshots", {
+        "Save": grpc.unary_stream_rpc_method_handler(
+            save, snapshot_pb2.SaveRequest.FromString, snapshot_pb2.SnapshotReply.SerializeToString),
+        "List": grpc.unary_unary_rpc_method_handler(
+            list_snapshots, snapshot_pb2.ListSnapshotsRequest.FromString,
+            snapshot_pb2.ListSnapshotsReply.SerializeToString),
+        "Delete": grpc.unary_unary_rpc_method_handler(
+            delete, snapshot_pb2.DeleteSnapshotRequest.FromString,
+            snapshot_pb2.DeleteSnapshotReply.SerializeToString),
     }),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
