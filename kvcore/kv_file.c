@@ -36,6 +36,25 @@ int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_q
     return 0;
 }
 
+uint64_t kv_file_frames_end(const struct kv_geometry *g, uint32_t base, uint32_t n,
+                            uint32_t *n_frames)
+{
+    const uint32_t f = kv_frame_positions(g);
+    const uint64_t position = kv_position_bytes(g);
+    uint64_t end = KV_HEADER_IDS + base * (uint64_t)sizeof(uint32_t);
+    uint32_t i = 0;
+
+    for (uint32_t first = base; first < n; i++) {
+        const uint32_t room = f - first % f, count = n - first < room ? n - first : room;
+        const size_t before = KV_FRAME_IDS + count * sizeof(uint32_t);
+
+        end = kv_record_place(end, before) + before + count * position;
+        first += count;
+    }
+    *n_frames = i;
+    return end;
+}
+
 static uint64_t section_end(uint64_t end, size_t len)
 {
     return len == 0 ? end : kv_record_place(end, KV_SECTION_DATA) + KV_SECTION_DATA + len;
@@ -44,18 +63,10 @@ static uint64_t section_end(uint64_t end, size_t len)
 uint64_t kv_file_bytes(const struct kv_geometry *g, uint32_t base, uint32_t n, size_t logits_bytes,
                        size_t session_bytes)
 {
-    const uint32_t f = kv_frame_positions(g);
-    const uint64_t position = kv_position_bytes(g);
-    uint64_t end = KV_HEADER_IDS + base * (uint64_t)sizeof(uint32_t);
-    uint64_t n_frames = 0;
+    uint32_t n_frames;
+    uint64_t end = kv_file_frames_end(g, base, n, &n_frames);
 
-    for (uint32_t first = base; first < n; n_frames++) {
-        const uint32_t room = f - first % f, count = n - first < room ? n - first : room;
-        const size_t before = KV_FRAME_IDS + count * sizeof(uint32_t);
-
-        end = kv_record_place(end, before) + before + count * position;
-        first += count;
-    }
     end = section_end(section_end(end, logits_bytes), session_bytes);
-    return blocks(blocks(end) + KV_INDEX_FRAMES + n_frames * KV_INDEX_STRIDE) + KV_FILE_BLOCK;
+    return blocks(blocks(end) + KV_INDEX_FRAMES + n_frames * (uint64_t)KV_INDEX_STRIDE) +
+           KV_FILE_BLOCK;
 }

@@ -46,14 +46,19 @@ int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_q
 /* How long a buffer must be at least. */
 size_t kv_file_frame_room(const struct kv_geometry *g);
 
+/* Where the last of the frames [base, n) ends in a file, and how many there are. */
+uint64_t kv_file_frames_end(const struct kv_geometry *g, uint32_t base, uint32_t n,
+                            uint32_t *n_frames);
+
 /* ---- Reading ---- */
 
 struct kv_file;
 
 /* Open and check all but the frames' and sections' bytes: the footer, the length, the header, the
  * index, and the root over what they say.  KV_ERR_FORMAT, KV_ERR_CHECK, KV_ERR_LIMIT name the part
- * ("footer", "header", "index", "frame 3", ...) and the value; no allocation before its length was
- * checked against the file's. */
+ * ("footer", "header", "index", "frame 3", ...) and the value.  Nothing is allocated before its
+ * length was checked: the header's against the file's, and the index's also against how many frames
+ * a file of this length can hold. */
 int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out,
                  struct kv_why *why);
 void kv_file_close(struct kv_file *file);

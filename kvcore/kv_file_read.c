@@ -257,11 +257,6 @@ static int format(struct kv_why *why, const char *field, uint64_t is, uint64_t w
     return kv_fail(why, KV_ERR_FORMAT, "%s is %" PRIu64 ", expected %" PRIu64, field, is, want);
 }
 
-static uint64_t record_end(uint64_t offset, uint64_t bytes)
-{
-    return offset + bytes;
-}
-
 /* The footer: its own check, and that the lengths in it add up to the file's. */
 static int parse_footer(struct kv_file *file, const unsigned char *footer, uint64_t file_bytes,
                         struct kv_why *why)
@@ -391,8 +386,9 @@ static int open_header(struct kv_file *file, struct kv_queue *queue, struct kv_w
     int rc;
 
     memcpy(id, info->header.snapshot_id, sizeof(id));
-    if (file->header_bytes > KV_HEADER_IDS + (size_t)KV_MAX_POSITIONS * sizeof(uint32_t))
-        return kv_fail(why, KV_ERR_LIMIT, "footer: header length is %zu", file->header_bytes);
+    if (file->header_bytes > KV_HEADER_IDS + info->n_positions * sizeof(uint32_t))
+        return kv_fail(why, KV_ERR_FORMAT, "footer: header length is %zu, for %u positions",
+                       file->header_bytes, info->n_positions);
     file->header = malloc(file->header_bytes);
     if (file->header == NULL)
         return kv_fail(why, KV_ERR_NOMEM, "no memory for a header of %zu bytes",
@@ -441,13 +437,14 @@ static int parse_frame(struct kv_file *file, uint32_t i, const unsigned char *li
     return 0;
 }
 
-static int parse_index(struct kv_file *file, const unsigned char *index, size_t len, uint64_t *end,
+static int parse_index(struct kv_file *file, const unsigned char *index, size_t len,
                        struct kv_why *why)
 {
     const struct kv_file_info *info = &file->info;
     const uint32_t crc = kv_crc32c(kv_record_seed(info->header.snapshot_id, info->n_positions),
                                    index + KV_RECORD_BODY, len - KV_RECORD_BODY);
     uint32_t position = info->header.base;
+    uint64_t end = file->header_bytes;
 
     if (memcmp(index, KV_MAGIC_INDEX, 4) != 0)
         return kv_fail(why, KV_ERR_FORMAT, "index magic is %02x%02x%02x%02x, expected \"%s\"",
@@ -461,13 +458,11 @@ static int parse_index(struct kv_file *file, const unsigned char *index, size_t 
         return kv_fail(why, KV_ERR_FORMAT, "index: padding is not zero");
     for (uint32_t i = 0; i < info->n_frames; i++) {
         const int rc = parse_frame(file, i, index + KV_INDEX_FRAMES + (size_t)i * KV_INDEX_STRIDE,
-                                   &position, end, why);
+                                   &position, &end, why);
 
         if (rc < 0)
             return rc;
     }
-    if (position != info->n_positions)
-        return format(why, "index: positions", position, info->n_positions);
     return 0;
 }
 
@@ -490,7 +485,7 @@ static int check_sections(const struct kv_file *file, uint64_t *end, struct kv_w
         if (s->offset != place)
             return format(why, "footer: section offset", s->offset, place);
         last_kind = s->kind;
-        *end = record_end(place, KV_SECTION_DATA + (uint64_t)s->len);
+        *end = place + KV_SECTION_DATA + s->len;
     }
     return 0;
 }
@@ -532,19 +527,37 @@ static int check_root(const struct kv_file *file, struct kv_why *why)
     return 0;
 }
 
+/* Where everything stands, from the positions and the section table alone: with a header that is
+ * right, a short file cannot claim a long index. */
+static int check_layout(const struct kv_file *file, uint64_t *records_end, struct kv_why *why)
+{
+    const struct kv_file_info *info = &file->info;
+    uint32_t n_frames;
+    uint64_t end =
+        kv_file_frames_end(&info->header.geometry, info->header.base, info->n_positions, &n_frames);
+    int rc;
+
+    if (info->n_frames != n_frames)
+        return format(why, "footer: frames", info->n_frames, n_frames);
+    rc = check_sections(file, &end, why);
+    if (rc < 0)
+        return rc;
+    if (kv_record_place(end, 0) != file->index_offset)
+        return format(why, "footer: index offset", file->index_offset, kv_record_place(end, 0));
+    *records_end = end;
+    return 0;
+}
+
 static int open_index(struct kv_file *file, struct kv_queue *queue, struct kv_why *why)
 {
     struct kv_file_info *info = &file->info;
-    const uint32_t f = info->header.frame_positions;
     const size_t len = KV_INDEX_FRAMES + (size_t)info->n_frames * KV_INDEX_STRIDE;
-    uint64_t end = file->header_bytes;
+    uint64_t end = 0;
     unsigned char *index;
-    int rc;
+    int rc = check_layout(file, &end, why);
 
-    /* How many frames the positions make, before there is memory for so many. */
-    if (info->n_frames > (info->n_positions - info->header.base) / f + 2)
-        return format(why, "footer: frames", info->n_frames,
-                      (info->n_positions - info->header.base) / f + 1);
+    if (rc < 0)
+        return rc;
     index = malloc(len);
     file->frames = calloc(info->n_frames > 0 ? info->n_frames : 1, sizeof(*file->frames));
     if (index == NULL || file->frames == NULL) {
@@ -554,12 +567,8 @@ static int open_index(struct kv_file *file, struct kv_queue *queue, struct kv_wh
     info->frames = file->frames;
     rc = read_range(file, queue, file->index_offset, len, index, why);
     if (rc == 0)
-        rc = parse_index(file, index, len, &end, why);
+        rc = parse_index(file, index, len, why);
     free(index);
-    if (rc == 0)
-        rc = check_sections(file, &end, why);
-    if (rc == 0 && kv_record_place(end, 0) != file->index_offset)
-        rc = format(why, "footer: index offset", file->index_offset, kv_record_place(end, 0));
     if (rc == 0)
         rc = check_root(file, why);
     if (rc == 0)

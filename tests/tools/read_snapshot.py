@@ -130,7 +130,7 @@ class Snapshot:
         need(self.index_bytes == 16 + 56 * self.n_frames, "footer: index length")
         need(self.index_at % BLOCK == 0, "footer: index offset")
         need(round_up(self.index_at + self.index_bytes) == size - BLOCK, "footer: index offset")
-        need(224 <= self.header_bytes <= min(self.index_at, 224 + 4 * MAX_POSITIONS), "footer: header length")
+        need(224 <= self.header_bytes <= min(self.index_at, 224 + 4 * self.n), "footer: header length")
         self.sections = []
         for i in range(self.n_sections):
             offset, kind, length, crc, zero = struct.unpack_from("<QIIII", footer, 96 + 24 * i)
