@@ -19,9 +19,12 @@ static uint64_t allocs_left = UINT64_MAX;
 static bool alloc_failed;
 /* Only the one that comes when none is left fails, and those after it succeed again. */
 static bool alloc_fails_once;
+/* Bytes asked for since this was last set to 0. */
+static size_t alloc_bytes;
 
-static inline bool alloc_fails(void)
+static inline bool alloc_fails(size_t bytes)
 {
+    alloc_bytes += bytes;
     if (allocs_left == UINT64_MAX || allocs_left-- > 0)
         return false;
     allocs_left = alloc_fails_once ? UINT64_MAX : 0;
@@ -31,17 +34,17 @@ static inline bool alloc_fails(void)
 
 void *__wrap_malloc(size_t n)
 {
-    return alloc_fails() ? NULL : __real_malloc(n);
+    return alloc_fails(n) ? NULL : __real_malloc(n);
 }
 
 void *__wrap_calloc(size_t n, size_t size)
 {
-    return alloc_fails() ? NULL : __real_calloc(n, size);
+    return alloc_fails(n * size) ? NULL : __real_calloc(n, size);
 }
 
 void *__wrap_realloc(void *p, size_t n)
 {
-    return alloc_fails() ? NULL : __real_realloc(p, n);
+    return alloc_fails(n) ? NULL : __real_realloc(p, n);
 }
 
 #endif

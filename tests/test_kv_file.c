@@ -241,6 +241,22 @@ START_TEST(any_range_is_read)
 }
 END_TEST
 
+START_TEST(positions_of_many_MiB_are_written_and_read)
+{
+    static const struct kv_geometry large[] = {{64, 8, 1024, KV_F32}, {64, 16, 1024, KV_F32}};
+    struct kv_file_info info;
+    struct kv_why why = {""};
+
+    geometry = large[_i]; /* 4 and 8 MiB each: a frame is one of them */
+    ck_assert_int_eq(kv_file_queue(disk, &geometry, &queue, NULL), 0);
+    ck_assert_uint_gt(queue->buffer_bytes, kv_position_bytes(&geometry));
+    sim_disk_behave(sim, (struct sim_behaviour){.any_order = true, .shorten = true});
+    ck_assert_msg(write_file("a", 1, 5, 3, true, &info, &why) == 0, "%s", why.text);
+    ck_assert_uint_eq(info.n_frames, 4);
+    ck_assert_msg(check_file("a", &why) == 0, "%s", why.text);
+}
+END_TEST
+
 /* A file with so many bytes changed must be refused, whatever is asked of it. */
 static void refused(const char *name, const unsigned char *bytes, uint64_t len, const char *what,
                     uint64_t at)
@@ -250,6 +266,25 @@ static void refused(const char *name, const unsigned char *bytes, uint64_t len, 
     sim_disk_put(sim, name, bytes, len);
     ck_assert_msg(check_file(name, &why) < 0, "%s at %llu passed", what, (unsigned long long)at);
     ck_assert_msg(why.text[0] != '\0', "%s at %llu: no reason", what, (unsigned long long)at);
+}
+
+/* What the reason must name for a byte of the file: the record that it is of, or that the gap is
+ * before. */
+static const char *part_at(const struct kv_file_info *info, uint64_t at)
+{
+    const uint64_t index = info->bytes - 2 * KV_FILE_BLOCK; /* the file has few frames */
+    const uint64_t frame_end =
+        kv_file_frames_end(&geometry, info->header.base, info->n_positions, &(uint32_t){0});
+
+    if (at < KV_HEADER_IDS + info->header.base * sizeof(uint32_t))
+        /* The version stands before all else, and the base says how long the header is. */
+        return at / 4 == KV_HEADER_VERSION / 4 ? "" : at / 4 == KV_HEADER_BASE / 4 ? "" : "header";
+    if (at < frame_end)
+        return "frame 0";
+    for (uint32_t i = 0; i < info->n_sections; i++)
+        if (at < info->sections[i].offset + KV_SECTION_DATA + info->sections[i].len)
+            return info->sections[i].kind == KV_SECTION_LOGITS ? "section 1" : "section 2";
+    return at < index + KV_INDEX_FRAMES + info->n_frames * KV_INDEX_STRIDE ? "index" : "footer";
 }
 
 START_TEST(every_flip_is_refused)
@@ -265,7 +300,8 @@ START_TEST(every_flip_is_refused)
         why.text[0] = '\0';
         sim_disk_flip(sim, "a", at, (unsigned char)(1u << at % 8));
         ck_assert_msg(check_file("a", &why) < 0, "flip at %llu passed", (unsigned long long)at);
-        ck_assert_msg(why.text[0] != '\0', "flip at %llu: no reason", (unsigned long long)at);
+        ck_assert_msg(strstr(why.text, part_at(&info, at)) != NULL, "flip at %llu of %s: %s",
+                      (unsigned long long)at, part_at(&info, at), why.text);
         sim_disk_flip(sim, "a", at, (unsigned char)(1u << at % 8));
     }
     ck_assert_int_eq(check_file("a", &why), 0);
@@ -438,6 +474,25 @@ START_TEST(interruptions_and_short_operations_do_not_matter)
 }
 END_TEST
 
+/* It is asked first, and where it has nothing or fails, the disk itself is. */
+START_TEST(the_page_cache_may_fail_at_any_read)
+{
+    static const int errors[] = {-EIO, -EAGAIN};
+    struct kv_why why = {""};
+    int rc;
+
+    use_geometry(3);
+    sim_disk_behave(sim, (struct sim_behaviour){.cached = SIM_CACHED_ALL});
+    for (size_t k = 0; k < sizeof(errors) / sizeof(errors[0]); k++) {
+        uint64_t nth = 0;
+
+        for (; try_fault(SIM_READ_CACHED, nth, errors[k], &rc, &why); nth++)
+            ck_assert_msg(rc == 0, "%d: %s", errors[k], why.text);
+        ck_assert_uint_gt(nth, 20);
+    }
+}
+END_TEST
+
 START_TEST(completions_come_late_twice_or_unasked)
 {
     struct kv_file_info info;
@@ -503,6 +558,7 @@ int main(void)
     tcase_add_loop_test(tc, what_is_written_comes_back, 0, 4);
     tcase_add_loop_test(tc, a_context_and_its_rows_make_the_same_file, 0, 4);
     tcase_add_loop_test(tc, any_range_is_read, 0, 4);
+    tcase_add_loop_test(tc, positions_of_many_MiB_are_written_and_read, 0, 2);
     tcase_add_loop_test(tc, every_flip_is_refused, 0, 6);
     tcase_add_loop_test(tc, every_truncation_is_refused, 0, 6);
     tcase_add_test(tc, frames_of_other_files_and_places_are_refused);
@@ -510,6 +566,7 @@ int main(void)
     tcase_add_test(tc, any_operation_may_fail);
     tcase_add_test(tc, no_space_is_said_as_such);
     tcase_add_test(tc, interruptions_and_short_operations_do_not_matter);
+    tcase_add_test(tc, the_page_cache_may_fail_at_any_read);
     tcase_add_test(tc, completions_come_late_twice_or_unasked);
     tcase_add_test(tc, what_cannot_be_written_is_refused);
     suite_add_tcase(s, tc);
