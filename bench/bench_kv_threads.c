@@ -229,6 +229,8 @@ void bench_threads(void)
     line(w, "memcmp of the same ids", op_raw, 4000, 0);
     line(w, "match and close", op_match, 4000, 1.8);
     line(w, "match, append, give up", op_request, 2000, 1.8);
+    bench_must(kv_cache_set_quota(w[0].cache, ns.group, 19000), "quota");
+    line(w, "the same, with a quota", op_request, 2000, 1.8);
     close_workers(w);
     open_workers(w, &large, 1100, 0);
     line(w, "memset of 1.4 MiB", op_raw_page, 8, 0);

@@ -140,6 +140,8 @@ int kv_cache_set_quota(struct kv_cache *cache, uint32_t group, uint32_t n_pages)
         return KV_ERR_INVALID;
     kv_cache_lock_all(cache);
     cache->quota[group] = n_pages;
+    for (uint32_t i = 0; i < cache->n_shards; i++)
+        cache->shards[i].pool.groups[group].share = 0;
     kv_cache_unlock_all(cache);
     return 0;
 }

@@ -5,12 +5,11 @@
  * slots and a list of contexts, and one lock that guards them; nothing that a match touches belongs
  * to two shards.  An empty context is in any; it moves when its first id is known.
  *
- * What is one for the cache is shared out among the shards: free slots and the bound of
+ * What is one for the cache is shared out among the shards: free slots, quotas and the bound of
  * bookkeeping.  A call takes its shard's lock and makes do with the shard's share.  Where that is
- * not enough, or a quota has to be counted, it changes nothing (KV_AGAIN) and begins anew under all
- * locks: then it sees all shares, evicts by age over all shards, and brings home what it needs and
- * some for the next.  So a call with one lock says yes only to what all locks would say yes to, and
- * no is said under all.
+ * not enough, it changes nothing (KV_AGAIN) and begins anew under all locks: then it sees all
+ * shares, evicts by age over all shards, and brings home what it needs and some for the next.  So a
+ * call with one lock says yes only to what all locks would say yes to, and no is said under all.
  *
  * Locks are taken in the order of the shards.  All of them are also the gate of the audit: no
  * critical section leaves anything half done.  What a call has in hand between two of them is

@@ -341,12 +341,39 @@ static int check_pool(struct audit *a)
 
 /* ---- All of it ---- */
 
+/* Shares of a quota are within it together, and each is enough for what its shard has; or there are
+ * none, since it was set. */
+static int check_quota(const struct audit *a, uint32_t group)
+{
+    const struct kv_cache *cache = a->cache;
+    uint64_t shares = 0;
+    bool passed = false;
+
+    if (cache->quota[group] >= cache->slots.n_pages)
+        return 0; /* nobody looks at shares */
+    for (uint32_t i = 0; i < cache->n_shards; i++) {
+        const struct kv_group *g = &cache->shards[i].pool.groups[group];
+
+        shares += g->share;
+        passed = passed || g->n_live + g->n_reserved > g->share;
+    }
+    if (shares > 0 && (shares > cache->quota[group] || passed))
+        return FAIL(a, "the quota of group %u is %u, its shares %llu%s", group, cache->quota[group],
+                    (unsigned long long)shares, passed ? ", and one is passed" : "");
+    return 0;
+}
+
 static int check_totals(struct audit *a)
 {
     const struct kv_cache *cache = a->cache;
     uint64_t n_slots = 0;
     size_t bound = 0;
+    int rc = 0;
 
+    for (uint32_t g = 0; g < KV_MAX_GROUPS && rc == 0; g++)
+        rc = check_quota(a, g);
+    if (rc < 0)
+        return rc;
     for (uint32_t i = 0; i < cache->n_shards; i++) {
         n_slots += cache->shards[i].pool.n_free;
         bound += cache->shards[i].tree.bound;

@@ -374,15 +374,12 @@ static void settle(struct kv_context *ctx, uint32_t first_id)
 {
     struct kv_shard *from = ctx->shard, *to = kv_shard_of(ctx->cache, &ctx->ns, first_id);
     struct kv_shard *first = from < to ? from : to, *second = from < to ? to : from;
-    const uint32_t held = ctx->held;
 
     if (from == to)
         return;
     kv_shard_lock(first);
     kv_shard_lock(second);
-    kv_pool_unreserve(&from->pool, ctx->ns.group, held);
-    kv_pool_move(&from->pool, &to->pool, held);
-    kv_pool_reserve(&to->pool, ctx->ns.group, held);
+    kv_pool_move_reserved(&from->pool, &to->pool, ctx->ns.group, ctx->held);
     kv_context_unlink(ctx);
     ctx->shard = to;
     kv_context_link(ctx);

@@ -127,14 +127,46 @@ bool kv_evict_feasible(const struct kv_cache *cache, uint32_t group, uint32_t n)
                       short_of(cache, n) <= t.n_evictable);
 }
 
+static uint32_t used(const struct kv_group *g)
+{
+    return g->n_live + g->n_reserved;
+}
+
+/* Is there no quota, or is the shard's share of it enough for n more? */
+static bool quota_has(const struct kv_shard *shard, uint32_t group, uint32_t n)
+{
+    const struct kv_cache *cache = shard->cache;
+    const struct kv_group *g = &shard->pool.groups[group];
+
+    return cache->quota[group] >= cache->slots.n_pages || (uint64_t)used(g) + n <= g->share;
+}
+
+/* Each shard may go on to use what it uses and an even part of the rest; the one that has asked
+ * gets what does not divide evenly.  The quota holds now. */
+static void share_quota(struct kv_shard *shard, uint32_t group)
+{
+    struct kv_cache *cache = shard->cache;
+    uint32_t left = cache->quota[group];
+
+    if (left >= cache->slots.n_pages)
+        return;
+    for (uint32_t i = 0; i < cache->n_shards; i++)
+        left -= used(&cache->shards[i].pool.groups[group]);
+    for (uint32_t i = 0; i < cache->n_shards; i++) {
+        struct kv_group *g = &cache->shards[i].pool.groups[group];
+
+        g->share = used(g) + left / cache->n_shards;
+    }
+    shard->pool.groups[group].share += left % cache->n_shards;
+}
+
 int kv_evict_reserve(struct kv_shard *shard, uint32_t group, uint32_t n, bool all)
 {
     struct kv_cache *cache = shard->cache;
 
     if (n == 0)
         return 0;
-    if (!all &&
-        (cache->quota[group] < cache->slots.n_pages || n > kv_pool_unreserved(&shard->pool)))
+    if (!all && (n > kv_pool_unreserved(&shard->pool) || !quota_has(shard, group, n)))
         return KV_AGAIN;
     if (all) {
         if (!kv_evict_feasible(cache, group, n))
@@ -145,6 +177,8 @@ int kv_evict_reserve(struct kv_shard *shard, uint32_t group, uint32_t n, bool al
         kv_shard_bring_slots(shard, n);
     }
     kv_pool_reserve(&shard->pool, group, n);
+    if (all)
+        share_quota(shard, group);
     return 0;
 }
 

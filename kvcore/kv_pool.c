@@ -200,3 +200,14 @@ void kv_pool_move(struct kv_pool *from, struct kv_pool *to, uint32_t n)
     while (n-- > 0)
         push(to, pop(from));
 }
+
+void kv_pool_move_reserved(struct kv_pool *from, struct kv_pool *to, uint32_t group, uint32_t n)
+{
+    const uint32_t had = from->groups[group].share, share = n < had ? n : had;
+
+    kv_pool_unreserve(from, group, n);
+    kv_pool_move(from, to, n);
+    kv_pool_reserve(to, group, n);
+    from->groups[group].share -= share;
+    to->groups[group].share += share;
+}

@@ -29,6 +29,7 @@ struct kv_group {
     uint32_t n_live;
     uint32_t n_reserved;
     uint32_t n_evictable;
+    uint32_t share; /* of the quota, where there is one: live + reserved may grow to it */
 };
 
 struct kv_pool {
@@ -65,7 +66,9 @@ static inline uint32_t kv_pool_unreserved(const struct kv_pool *pool)
 void kv_pool_reserve(struct kv_pool *pool, uint32_t group, uint32_t n);
 void kv_pool_unreserve(struct kv_pool *pool, uint32_t group, uint32_t n);
 
-/* Hand n <= kv_pool_unreserved(from) free slots to another pool.  Wants both locks. */
+/* Hand n <= kv_pool_unreserved(from) free slots to another pool; or n that the group has reserved,
+ * which are so there.  Want both locks. */
 void kv_pool_move(struct kv_pool *from, struct kv_pool *to, uint32_t n);
+void kv_pool_move_reserved(struct kv_pool *from, struct kv_pool *to, uint32_t group, uint32_t n);
 
 #endif

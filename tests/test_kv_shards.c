@@ -159,6 +159,96 @@ START_TEST(a_quota_counts_and_evicts_over_all_shards)
 }
 END_TEST
 
+/* What each shard may have of tenant b's quota without asking, as "7 3 3 3". */
+static const char *shares(void)
+{
+    static char text[64];
+    size_t at = 0;
+
+    for (uint32_t i = 0; i < N_SHARDS; i++)
+        at += (size_t)snprintf(text + at, sizeof(text) - at, i > 0 ? " %u" : "%u",
+                               cache->shards[i].pool.groups[1].share);
+    return text;
+}
+
+START_TEST(a_quota_is_shared_out_so_that_most_calls_need_one_lock)
+{
+    struct kv_context *a, *b, *c;
+
+    open_shards(32, 0);
+    ns = tenant_b;
+    ck_assert_int_eq(kv_cache_set_quota(cache, 1, 16), 0);
+    ck_assert_str_eq(shares(), "0 0 0 0");
+    a = context(text_of(0, P));
+    ck_assert_str_eq(shares(), "7 3 3 3"); /* 15 are left: an even part each, 3 for who asked */
+    b = context(text_of(1, 2 * P));
+    ck_assert_str_eq(shares(), "7 3 3 3");
+    c = context(text_of(2, 4 * P));
+    ck_assert_str_eq(shares(), "3 4 7 2");
+    check();
+    kv_context_close(c);
+    ck_assert_int_eq(kv_context_reserve(b, 4 * P), 0);
+    ck_assert_int_eq(kv_context_reserve(a, 3 * P), 0);
+    ck_assert_str_eq(shares(), "3 4 7 2");
+    ck_assert_int_eq(kv_context_reserve(a, 12 * P), 0); /* all of it */
+    ck_assert_str_eq(shares(), "12 4 0 0");
+    ck_assert_int_eq(kv_context_reserve(b, 5 * P), KV_ERR_FULL);
+    check();
+    kv_context_close(a);
+    kv_context_close(b);
+    close_cache();
+}
+END_TEST
+
+START_TEST(a_quota_that_is_lowered_holds_at_once_and_in_every_shard)
+{
+    struct kv_context *ctx[N_SHARDS];
+
+    open_shards(32, 0);
+    ns = tenant_b;
+    ck_assert_int_eq(kv_cache_set_quota(cache, 1, 24), 0);
+    for (uint32_t i = 0; i < N_SHARDS; i++)
+        ctx[i] = context(text_of(i, 2 * P));
+    ck_assert_int_eq(kv_cache_set_quota(cache, 1, 4), 0);
+    check();
+    for (uint32_t i = 0; i < N_SHARDS; i++)
+        ck_assert_int_eq(kv_context_reserve(ctx[i], 3 * P), KV_ERR_FULL);
+    kv_context_close(ctx[0]);
+    kv_context_close(ctx[1]);
+    ck_assert_int_eq(kv_context_reserve(ctx[2], 3 * P), KV_ERR_FULL);
+    kv_context_close(ctx[2]);
+    ck_assert_int_eq(kv_context_reserve(ctx[3], 4 * P), 0);
+    ck_assert_int_eq(kv_context_reserve(ctx[3], 5 * P), KV_ERR_FULL);
+    check();
+    kv_context_close(ctx[3]);
+    close_cache();
+}
+END_TEST
+
+START_TEST(a_reservation_that_moves_takes_its_share_of_the_quota_along)
+{
+    struct kv_context *ctx;
+
+    open_shards(32, 0);
+    ns = tenant_b;
+    ck_assert_int_eq(kv_cache_set_quota(cache, 1, 16), 0);
+    ctx = empty();
+    while (ctx->shard != &cache->shards[0]) { /* where an empty one is does not matter */
+        kv_context_close(ctx);
+        ctx = context(text_of(0, 1));
+        ck_assert_int_eq(kv_context_truncate(ctx, 0), 0);
+    }
+    ck_assert_int_eq(kv_cache_set_quota(cache, 1, 16), 0);
+    ck_assert_int_eq(kv_context_reserve(ctx, 4 * P), 0);
+    ck_assert_str_eq(shares(), "7 3 3 3");
+    ck_assert_int_eq(grow(ctx, text_of(2, 4 * P)), 0);
+    ck_assert_str_eq(shares(), "3 3 7 3");
+    check();
+    kv_context_close(ctx);
+    close_cache();
+}
+END_TEST
+
 START_TEST(an_insert_may_take_all_of_the_bound_of_bookkeeping)
 {
     open_shards(200, need_alone(1000, 0));
@@ -238,6 +328,15 @@ START_TEST(the_audit_sees_what_stands_in_the_wrong_shard)
     ck_assert_int_eq(kv_cache_check(cache, &why), KV_ERR_CHECK);
     ck_assert_ptr_nonnull(strstr(why.text, "the shards' bounds of bookkeeping"));
     cache->shards[2].tree.bound--;
+    ck_assert_int_eq(kv_cache_set_quota(cache, 0, 8), 0);
+    cache->shards[3].pool.groups[0].share = 1; /* less than others have */
+    ck_assert_int_eq(kv_cache_check(cache, &why), KV_ERR_CHECK);
+    ck_assert_ptr_nonnull(strstr(why.text, "its shares 1, and one is passed"));
+    for (uint32_t i = 0; i < N_SHARDS; i++)
+        cache->shards[i].pool.groups[0].share = 3;
+    ck_assert_int_eq(kv_cache_check(cache, &why), KV_ERR_CHECK);
+    ck_assert_str_eq(why.text, "the quota of group 0 is 8, its shares 12");
+    ck_assert_int_eq(kv_cache_set_quota(cache, 0, 8), 0);
     kv_context_close(a);
     kv_context_close(b);
     close_cache();
@@ -259,6 +358,9 @@ int main(void)
     tcase_add_test(tc, a_context_cut_to_nothing_may_begin_anew_elsewhere);
     tcase_add_test(tc, the_oldest_entry_of_all_shards_goes_first);
     tcase_add_test(tc, a_quota_counts_and_evicts_over_all_shards);
+    tcase_add_test(tc, a_quota_is_shared_out_so_that_most_calls_need_one_lock);
+    tcase_add_test(tc, a_quota_that_is_lowered_holds_at_once_and_in_every_shard);
+    tcase_add_test(tc, a_reservation_that_moves_takes_its_share_of_the_quota_along);
     tcase_add_test(tc, an_insert_may_take_all_of_the_bound_of_bookkeeping);
     tcase_add_test(tc, many_small_inserts_fill_the_bound_wherever_they_are);
     tcase_add_test(tc, a_refused_match_refreshes_no_entry_of_any_shard);
