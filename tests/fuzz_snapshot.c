@@ -90,6 +90,62 @@ static void repair_crc(unsigned char *record, size_t len, uint32_t seed)
                    kv_crc32c(seed, record + KV_RECORD_BODY, len - KV_RECORD_BODY));
 }
 
+/* The frames that the index names, and what it and the root say of them; then the sections. */
+static void repair_records(unsigned char *bytes, size_t len, const struct kv_snapshot_header *h)
+{
+    unsigned char *footer = bytes + len - KV_FILE_BLOCK;
+    const uint32_t n = kv_get_u32(footer, KV_FOOTER_POSITIONS);
+    const uint64_t index = kv_get_u64(footer, KV_FOOTER_INDEX_OFFSET);
+    const uint64_t index_bytes = kv_get_u64(footer, KV_FOOTER_INDEX_BYTES);
+    const uint64_t position = sizeof(uint32_t) + kv_position_bytes(&h->geometry);
+    struct kv_digest digest;
+    struct kv_prefix prefix;
+    struct kv_hash root;
+
+    check(kv_prefix_init(&prefix, &h->ns, h->frame_positions) == 0);
+    kv_prefix_feed(&prefix, h->base_ids, h->base);
+    kv_hash_init(&root);
+    kv_hash_add_u32(&root, kv_get_u32(bytes, KV_RECORD_CRC));
+    for (uint64_t at = KV_INDEX_FRAMES; at + KV_INDEX_STRIDE <= index_bytes;
+         at += KV_INDEX_STRIDE) {
+        unsigned char *line = bytes + index + at;
+        const uint64_t offset = kv_get_u64(line, KV_INDEX_OFFSET);
+        const uint32_t first = kv_get_u32(line, KV_INDEX_FIRST);
+        const uint32_t frame = kv_get_u32(line, KV_INDEX_LENGTH);
+        const uint64_t size = KV_FRAME_IDS + frame * position;
+
+        if (frame > h->frame_positions || size > len || offset > len - size)
+            break;
+        for (uint32_t i = 0; i < frame; i++) {
+            const uint32_t id = kv_get_u32(bytes + offset, KV_FRAME_IDS + i * sizeof(id));
+
+            kv_prefix_feed(&prefix, &id, 1);
+        }
+        kv_prefix_digest(&prefix, &digest);
+        memcpy(bytes + offset + KV_FRAME_DIGEST, digest.bytes, sizeof(digest.bytes));
+        memcpy(line + KV_INDEX_DIGEST, digest.bytes, sizeof(digest.bytes));
+        repair_crc(bytes + offset, size, kv_record_seed(h->snapshot_id, first));
+        kv_put_u32(line, KV_INDEX_CRC, kv_get_u32(bytes + offset, KV_RECORD_CRC));
+        kv_root_add_frame(&root, first, frame, &digest, kv_get_u32(line, KV_INDEX_CRC));
+    }
+    for (uint32_t i = 0; i < KV_MAX_SECTIONS && i < kv_get_u32(footer, KV_FOOTER_N_SECTIONS); i++) {
+        unsigned char *line = footer + KV_FOOTER_SECTIONS + (size_t)i * KV_FOOTER_STRIDE;
+        const uint64_t offset = kv_get_u64(line, KV_FOOTER_OFFSET);
+        const uint32_t data = kv_get_u32(line, KV_FOOTER_LENGTH);
+        const uint64_t size = KV_SECTION_DATA + (uint64_t)data;
+
+        if (size > len || offset > len - size)
+            break;
+        repair_crc(bytes + offset, size, kv_record_seed(h->snapshot_id, n));
+        kv_put_u32(line, KV_FOOTER_CRC, kv_get_u32(bytes + offset, KV_RECORD_CRC));
+        kv_root_add_section(&root, kv_get_u32(line, KV_FOOTER_KIND), data,
+                            kv_get_u32(line, KV_FOOTER_CRC));
+    }
+    kv_hash_end(&root, &digest);
+    memcpy(footer + KV_FOOTER_ROOT, digest.bytes, sizeof(digest.bytes));
+    kv_prefix_release(&prefix);
+}
+
 static void repair_file(unsigned char *bytes, size_t len, unsigned repair)
 {
     unsigned char *footer = bytes + len - KV_FILE_BLOCK;
@@ -97,10 +153,15 @@ static void repair_file(unsigned char *bytes, size_t len, unsigned repair)
     const uint64_t header = kv_get_u32(footer, KV_FOOTER_HEADER_BYTES);
     const uint64_t index = kv_get_u64(footer, KV_FOOTER_INDEX_OFFSET);
     const uint64_t index_bytes = kv_get_u64(footer, KV_FOOTER_INDEX_BYTES);
+    const bool has_index = index <= len && index_bytes <= len - index;
+    struct kv_snapshot_header h;
 
     if (repair & REPAIR_HEADER && header <= len)
         repair_crc(bytes, header, 0);
-    if (repair & REPAIR_INDEX && index <= len && index_bytes <= len - index)
+    if (repair & REPAIR_RECORDS && has_index && header <= len &&
+        kv_header_parse(bytes, header, &h, NULL) == 0)
+        repair_records(bytes, len, &h);
+    if (repair & REPAIR_INDEX && has_index)
         repair_crc(bytes + index, index_bytes, kv_record_seed(bytes + KV_HEADER_SNAPSHOT_ID, n));
     if (repair & REPAIR_FOOTER)
         repair_crc(footer, KV_FILE_BLOCK, 0);
