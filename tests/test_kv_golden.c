@@ -1,6 +1,7 @@
 /* Files of format version 1 that must be read for ever, and be written so for ever: tests/golden,
  * one full snapshot with both sections and a delta on it for each precision.  With an argument,
- * they are written into that folder. */
+ * they are written into that folder; with "long" as a second one, instead two of the same positions
+ * that are larger, so that they have several frames. */
 #include "kvcore/kv_file.h"
 #include "kvcore/kv_store.h"
 #include "tests/kv_help.h"
@@ -8,14 +9,15 @@
 
 #include <stdio.h>
 
-enum { N_FULL = 21, N_DELTA = 30, BASE = 17, N_LOGITS = 6, N_PRECISIONS = 3 };
+enum { N_FULL = 21, N_DELTA = 30, BASE = 17, N_LOGITS = 6, N_PRECISIONS = 3, LONG = N_PRECISIONS };
 
-static const struct kv_geometry geometries[N_PRECISIONS] = {
-    {2, 1, 32, KV_F32}, {2, 1, 32, KV_F16}, {2, 1, 32, KV_Q8}};
+static const struct kv_geometry geometries[N_PRECISIONS + 1] = {
+    {2, 1, 32, KV_F32}, {2, 1, 32, KV_F16}, {2, 1, 32, KV_Q8}, {16, 8, 128, KV_F16}};
 static const float logits[N_LOGITS] = {0, 1, -2, 0.5F, 1e30F, -1e-30F};
 static const char session[] = "golden";
 
 static const char *folder; /* where they are written; NULL: they are read */
+static bool writes_long;
 static struct sim_disk *sim;
 static uint32_t ids[N_DELTA];
 
@@ -195,8 +197,9 @@ END_TEST
 START_TEST(golden_files_are_written)
 {
     struct kv_disk *disk = sim_disk_open(sim);
+    const int first = writes_long ? LONG : 0;
 
-    for (int g = 0; g < N_PRECISIONS; g++)
+    for (int g = first; g < (writes_long ? LONG + 1 : N_PRECISIONS); g++)
         for (int delta = 0; delta < 2; delta++) {
             char name[KV_SNAPSHOT_ID_TEXT + 4], path[4096];
             const unsigned char *bytes;
@@ -224,6 +227,7 @@ int main(int argc, char **argv)
     int failed;
 
     folder = argc > 1 ? argv[1] : NULL;
+    writes_long = argc > 2 && strcmp(argv[2], "long") == 0;
     tcase_add_checked_fixture(tc, setup, teardown);
     if (folder != NULL) {
         tcase_add_test(tc, golden_files_are_written);

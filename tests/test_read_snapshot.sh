@@ -7,10 +7,11 @@ golden=$SOURCE/tests/golden
 
 python() { expect_exit 0 env PYTHONDONTWRITEBYTECODE=1 PYTHONPATH="$SOURCE/tests/tools" GOLDEN="$golden" python3 "$@"; }
 
-# tests/kv_help.h says how the rows of a position follow from the namespace and the ids up to it.
-every_position_is_what_was_written() {
+# check_positions FILES FOLDER: tests/kv_help.h says how the rows of a position follow from the namespace and the ids up
+# to it.
+check_positions() {
     cat >"$work/check.py" <<'END'
-import glob, os, struct
+import glob, struct, sys
 from read_snapshot import Snapshot
 
 M = (1 << 64) - 1
@@ -21,8 +22,8 @@ def mix(x):
     x = (x ^ x >> 27) * 0x94D049BB133111EB & M
     return x ^ x >> 31
 
-paths = sorted(glob.glob(os.environ["GOLDEN"] + "/*.kv"))
-assert len(paths) == 6
+paths = sorted(glob.glob(sys.argv[2] + "/*.kv"))
+assert len(paths) == int(sys.argv[1])
 for path in paths:
     s = Snapshot(path)
     h = mix(struct.unpack("<Q", s.namespace[:8])[0])
@@ -35,7 +36,20 @@ for path in paths:
         n += 1
     assert n == s.n
 END
-    python "$work/check.py"
+    python "$work/check.py" "$@"
+}
+
+every_position_is_what_was_written() {
+    check_positions 6 "$golden"
+}
+
+# 64 KiB a position: frames of 16, in a full file [0, 16) [16, 21), and in a delta [17, 30).
+files_of_several_frames_are_read() {
+    mkdir "$work/long"
+    expect_exit 0 "$BUILD/tests/test_kv_golden" "$work/long" long
+    check_positions 2 "$work/long"
+    expect_exit 0 python3 "$reader" "$work/long/b3000000000000000000000000000000.kv"
+    expect out '"first": 16,'
 }
 
 every_bent_file_is_refused() {
@@ -78,4 +92,4 @@ the_command_says_what_it_found() {
     expect_exit 2 python3 "$reader"
 }
 
-run_tests every_position_is_what_was_written every_bent_file_is_refused the_command_says_what_it_found
+run_tests every_position_is_what_was_written files_of_several_frames_are_read every_bent_file_is_refused the_command_says_what_it_found
