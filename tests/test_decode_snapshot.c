@@ -481,6 +481,107 @@ START_TEST(a_saved_session_goes_on_elsewhere_to_the_same_bits)
 }
 END_TEST
 
+/* A turn of a chat, drawn by chance, in a namespace of its own. */
+static void chat_turn(const struct fixture_node *node, const char *text, struct answer *out)
+{
+    uint8_t salt[3] = {0, 7, 255};
+    struct question q;
+
+    question_chat(&q, text, 12, BATON__V1__ROUTE__ROUTE_LOCAL);
+    q.q.session = borrowed("chat");
+    q.q.salt.data = salt;
+    q.q.salt.len = sizeof(salt);
+    q.sampling.temperature = 0.8f;
+    q.sampling.seed = 7;
+    ask(node, &q.q, out);
+    ck_assert_msg(out->status == TRANSPORT_OK, "%s", out->details);
+}
+
+START_TEST(a_salted_chat_goes_on_where_the_template_left_it)
+{
+    struct answer *a = calloc(1, sizeof(*a)), *reference = calloc(1, sizeof(*reference));
+    struct fixture_node node;
+    struct outcome o;
+
+    start(&node, &plain, NULL);
+    chat_turn(&node, "One two three.", a);
+    chat_turn(&node, "And then?", reference);
+    ck_assert_int_eq(fixture_stop(&node), 0);
+
+    start_here(&node, &plain);
+    chat_turn(&node, "One two three.", a);
+    o = save_ok(&node, "chat");
+    fixture_kill(&node);
+    start_here(&node, &plain);
+    chat_turn(&node, "And then?", a);
+    ck_assert_uint_eq(a->usage.prompt_tokens, reference->usage.prompt_tokens);
+    ck_assert_uint_eq(a->usage.reused_tokens, o.positions);
+    ck_assert_uint_eq(a->n_ids, reference->n_ids);
+    ck_assert_mem_eq(a->ids, reference->ids, a->n_ids * sizeof(a->ids[0]));
+    ck_assert_mem_eq(a->digests, reference->digests, a->n_ids * sizeof(a->digests[0]));
+    ck_assert_str_eq(a->text, reference->text);
+    ck_assert_int_eq(fixture_stop(&node), 0);
+    free(a);
+    free(reference);
+}
+END_TEST
+
+START_TEST(saved_sessions_make_room_for_new_ones)
+{
+    const char *const two[] = {"--snapshots", directory, "--max-sessions", "2", NULL};
+    struct answer *a = calloc(1, sizeof(*a)), *reference = make_reference("f16");
+    struct fixture_node node;
+
+    start(&node, &plain, two);
+    first_turn(&node, "a");
+    first_turn(&node, "b");
+    turn(&node, "c", more_ids, MORE, 2, a);
+    ck_assert_int_eq(a->status, TRANSPORT_RESOURCE_EXHAUSTED);
+    save_ok(&node, "b");
+    first_turn(&node, "c");
+    ck_assert(wait_sessions(&node, 2, 1));
+    turn(&node, "b", more_ids, MORE, 2, a); /* nor has it room to come back */
+    ck_assert_int_eq(a->status, TRANSPORT_RESOURCE_EXHAUSTED);
+    save_ok(&node, "c");
+    check_second_turn(&node, "b", reference);
+    ck_assert(wait_sessions(&node, 2, 1));
+    ck_assert_int_eq(fixture_stop(&node), 0);
+    free(a);
+    free(reference);
+}
+END_TEST
+
+/* Whenever its caller goes, the save is there or not: no half of it. */
+START_TEST(a_save_that_is_cancelled_leaves_all_or_nothing)
+{
+    Baton__V1__SaveRequest q = BATON__V1__SAVE_REQUEST__INIT;
+    struct fixture_node node;
+    uint32_t n_cut = 0;
+
+    start_here(&node, &plain);
+    first_turn(&node, "s");
+    q.session = borrowed("s");
+    q.full = true;
+    for (useconds_t us = 0; us < 6000; us += 300) {
+        struct calling c;
+
+        call_start(&c, &node, "Save", &q.base, 60000);
+        usleep(us);
+        transport_request_cancel(c.request);
+        call_wait(&c);
+        n_cut += c.outcome.status == TRANSPORT_CANCELLED;
+        /* One at a time: this one is worked on when the other is over. */
+        ck_assert_int_eq(restore(&node, "nobody").status, TRANSPORT_NOT_FOUND);
+        each_file(check_no_temporary);
+        ck_assert_uint_eq(each_file(NULL), on_disk(&node).snapshots);
+        ck_assert_uint_le(verify_all(&node), 1);
+    }
+    ck_assert_uint_gt(n_cut, 0);
+    check_pages(&node);
+    ck_assert_int_eq(fixture_stop(&node), 0);
+}
+END_TEST
+
 START_TEST(each_save_writes_what_is_new_and_replaces_the_last)
 {
     struct fixture_node node;
@@ -1073,6 +1174,9 @@ int main(void)
     transport_start();
     c = add_case(s, "sessions");
     tcase_add_loop_test(c, a_saved_session_goes_on_elsewhere_to_the_same_bits, 0, 3);
+    tcase_add_test(c, a_salted_chat_goes_on_where_the_template_left_it);
+    tcase_add_test(c, saved_sessions_make_room_for_new_ones);
+    tcase_add_test(c, a_save_that_is_cancelled_leaves_all_or_nothing);
     tcase_add_test(c, each_save_writes_what_is_new_and_replaces_the_last);
     tcase_add_test(c, closing_forgets_the_snapshot_unless_it_is_to_stay);
     tcase_add_test(c, an_idle_session_is_saved_and_leaves_memory);
