@@ -926,6 +926,7 @@ START_TEST(a_directory_has_one_node)
     const char *const second[] = {"--model",     fixture_tiny("tiny-wide"),
                                   "--listen",    "127.0.0.1:0",
                                   "--snapshots", directory,
+                                  "--kv-bytes",  "16M",
                                   "--log-level", "error",
                                   NULL};
     char err[2048], want[400];
