@@ -431,12 +431,12 @@ int kv_file_write_section(struct kv_file_writer *w, enum kv_section kind, const 
     const size_t bytes = kv_encoder_section_bytes(len);
     const struct kv_file_section section = {.kind = kind, .len = (uint32_t)len};
     unsigned char *record;
-    int rc = kv_section_check(kind, len, &w->why);
+    int rc = write_held(w);
 
+    if (rc == 0)
+        rc = latch(w, kv_section_check(kind, len, &w->why));
     if (rc < 0)
-        return fail(w, latch(w, rc), why);
-    if (write_held(w) < 0)
-        return fail(w, w->failed, why);
+        return fail(w, rc, why);
     record = malloc(bytes);
     if (record == NULL)
         return fail(w, latch(w, kv_fail(&w->why, KV_ERR_NOMEM, "no memory for a section")), why);
