@@ -379,6 +379,61 @@ START_TEST(a_frame_is_held_back_until_it_is_full_or_flushed)
 END_TEST
 
 /* The record after the touched one must still be taken: nothing had changed. */
+/* Frames of rows in memory, in pieces that end anywhere, are those of a context. */
+START_TEST(a_frame_of_rows_is_that_of_a_context)
+{
+    enum { N = 70 };
+    uint32_t ids[N];
+    struct kv_encoder *a, *b;
+    struct kv_seal seals[2];
+    unsigned char seal_record[56];
+
+    set_up(&wide, N);
+    const size_t position = kv_position_bytes(&wide), room = 2 << 20;
+    unsigned char *rows = malloc(N * position), *x = malloc(room), *y = malloc(room);
+
+    ck_assert_int_eq(kv_context_ids(ctx, 0, N, ids), 0);
+    ck_assert_int_eq(kv_context_gather(ctx, 0, N, rows), 0);
+    ck_assert_int_eq(kv_encoder_open(&header, &a, NULL), 0);
+    ck_assert_int_eq(kv_encoder_open(&header, &b, NULL), 0);
+    for (uint32_t count; (count = kv_encoder_frame_count(a, N, true)) > 0;) {
+        const uint32_t first = kv_encoder_next(a);
+        const size_t len = kv_encoder_frame_bytes(a, count), bytes = count * position;
+        unsigned char *begin = rows + first * position;
+        const struct iovec pieces[] = {{begin, 1},
+                                       {begin + 1, 0},
+                                       {begin + 1, position},
+                                       {begin + 1 + position, bytes - 1 - position}};
+        const struct iovec more[] = {{begin, bytes}, {begin, 1}};
+        const struct iovec wraps[] = {{begin, bytes}, {begin, SIZE_MAX}, {begin, 1}};
+
+        ck_assert_int_eq(kv_encoder_frame(a, ctx, count, x), 0);
+        /* What is refused changes nothing. */
+        ck_assert_int_eq(kv_encoder_frame_rows(b, ids + first, pieces, 3, count, y),
+                         KV_ERR_INVALID);
+        ck_assert_int_eq(kv_encoder_frame_rows(b, ids + first, more, 2, count, y), KV_ERR_INVALID);
+        ck_assert_int_eq(kv_encoder_frame_rows(b, ids + first, wraps, 3, count, y), KV_ERR_INVALID);
+        ck_assert_int_eq(kv_encoder_frame_rows(b, ids + first, NULL, 0, 0, y), KV_ERR_INVALID);
+        ck_assert_int_eq(kv_encoder_frame_rows(b, ids + first, more, 1, 33, y), KV_ERR_INVALID);
+        ck_assert_uint_eq(kv_encoder_next(b), first);
+        ck_assert_int_eq(kv_encoder_frame_rows(b, ids + first, pieces, 4, count, y), 0);
+        ck_assert_mem_eq(x, y, len);
+    }
+    ck_assert_uint_eq(kv_encoder_next(b), N);
+    kv_encoder_seal(a, seal_record, &seals[0]);
+    kv_encoder_seal(b, seal_record, &seals[1]);
+    ck_assert_mem_eq(seals[0].root.bytes, seals[1].root.bytes, sizeof(seals[0].root.bytes));
+    ck_assert_int_eq(kv_encoder_frame_rows(b, ids, &(struct iovec){rows, position}, 1, 1, y),
+                     KV_ERR_ORDER);
+    kv_encoder_close(a);
+    kv_encoder_close(b);
+    free(rows);
+    free(x);
+    free(y);
+    tear_down();
+}
+END_TEST
+
 START_TEST(every_flipped_byte_is_refused_and_changes_nothing)
 {
     struct kv_decoder *d;
@@ -751,6 +806,7 @@ int main(void)
     tcase_add_test(tc, namespaces_of_different_fields_differ);
     tcase_add_loop_test(tc, a_snapshot_reads_back_bit_for_bit, 0, KV_Q8 + 1);
     tcase_add_test(tc, a_frame_is_held_back_until_it_is_full_or_flushed);
+    tcase_add_test(tc, a_frame_of_rows_is_that_of_a_context);
     tcase_add_test(tc, every_flipped_byte_is_refused_and_changes_nothing);
     tcase_add_test(tc, every_truncation_and_excess_is_refused_and_changes_nothing);
     tcase_add_test(tc, records_out_of_order_are_refused);
