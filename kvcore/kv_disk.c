@@ -284,8 +284,18 @@ static int disk_sync(struct kv_disk *disk, int file)
     return result(fdatasync(kv_disk_file(machine(disk), file).fd));
 }
 
-/* How many of the first len bytes from the offset on are in memory; looks at 4 MiB or more of
- * them. */
+/* Whether the page of a byte that the file has is in memory. */
+static bool is_resident(const struct kv_disk_file *f, uint64_t offset)
+{
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
+    unsigned char in_memory;
+
+    return mincore((char *)f->map + offset / page * page, 1, &in_memory) == 0 && (in_memory & 1);
+}
+
+/* How many of the first len bytes from the offset on are in memory; looks at 4 MiB or more of them.
+ * Where the first and the last page are, so nearly always is what lies between: that is not asked
+ * for page by page, which would take a twentieth of the time of reading it. */
 static size_t resident(const struct kv_disk_file *f, size_t len, uint64_t offset)
 {
     enum { N_PAGES = 1024 };
@@ -294,10 +304,12 @@ static size_t resident(const struct kv_disk_file *f, size_t len, uint64_t offset
     unsigned char in_memory[N_PAGES];
     size_t span, known = 0;
 
-    if (f->map == NULL || offset >= f->map_bytes)
+    if (f->map == NULL || offset >= f->map_bytes || len == 0)
         return 0;
-    span = f->map_bytes - offset < len ? f->map_bytes - start : offset - start + len;
-    span = span < N_PAGES * page ? span : N_PAGES * page;
+    len = f->map_bytes - offset < len ? f->map_bytes - offset : len;
+    if (is_resident(f, offset) && is_resident(f, offset + len - 1))
+        return len;
+    span = offset - start + len < N_PAGES * page ? offset - start + len : N_PAGES * page;
     if (mincore((char *)f->map + start, span, in_memory) < 0)
         return 0;
     for (size_t i = 0; known < span && (in_memory[i] & 1); i++)
