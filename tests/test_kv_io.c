@@ -268,6 +268,38 @@ static int stop_at_once(void *arg, const char *name)
     return 42;
 }
 
+START_TEST(a_directory_in_use_is_looked_at_and_not_changed)
+{
+    struct kv_disk *owner = open_disk(root, 0), *view = NULL;
+    struct kv_disk_stat st;
+    struct kv_why why = {""};
+    char nowhere[PATH_MAX + 16];
+    int file = owner->ops->open(owner, "a", KV_DISK_CREATE);
+
+    ck_assert_int_ge(file, 0);
+    ck_assert_int_eq(owner->ops->allocate(owner, file, KV_IO_ALIGN), 0);
+    ck_assert_int_eq(owner->ops->truncate(owner, file, KV_IO_ALIGN), 0);
+    owner->ops->close_file(owner, file);
+    ck_assert_msg(kv_disk_view(root, &view, &why) == 0, "%s", why.text);
+    ck_assert_int_eq(view->ops->stat(view, "a", &st), 0);
+    ck_assert_uint_eq(st.bytes, KV_IO_ALIGN);
+    file = view->ops->open(view, "a", KV_DISK_READ);
+    ck_assert_int_ge(file, 0);
+    view->ops->close_file(view, file);
+    ck_assert_int_eq(view->ops->open(view, "b", KV_DISK_CREATE), -EROFS);
+    ck_assert_int_eq(view->ops->rename(view, "a", "b"), -EROFS);
+    ck_assert_int_eq(view->ops->unlink(view, "a"), -EROFS);
+    ck_assert_int_eq(view->ops->touch(view, "a", 0), -EROFS);
+    view->ops->close(view);
+    ck_assert_int_eq(owner->ops->stat(owner, "a", &st), 0);
+    owner->ops->close(owner);
+
+    snprintf(nowhere, sizeof(nowhere), "%s/nowhere", root);
+    ck_assert_int_eq(kv_disk_view(nowhere, &view, &why), KV_ERR_NOT_FOUND);
+    ck_assert_int_ne(access(nowhere, F_OK), 0);
+}
+END_TEST
+
 START_TEST(names_are_listed_and_times_kept)
 {
     struct kv_disk *disk = open_disk(root, 0);
@@ -562,6 +594,7 @@ int main(void)
     tcase_add_test(tc, names_that_lead_elsewhere_are_refused);
     tcase_add_test(tc, only_plain_files_are_opened);
     tcase_add_test(tc, a_directory_is_one_process_alone_and_private);
+    tcase_add_test(tc, a_directory_in_use_is_looked_at_and_not_changed);
     tcase_add_test(tc, names_are_listed_and_times_kept);
     tcase_add_loop_test(tc, the_page_cache_is_read_without_the_disk, 0, 2);
     tcase_add_test(tc, operations_out_of_range_are_refused);
