@@ -1,5 +1,6 @@
 /* Transpositions in registers of 16 bytes, which every CPU that we build for has; written with the
- * compilers' own vectors, so that the same code serves them all.
+ * compilers' own vectors, so that the same code serves them all.  Where there are registers of 32
+ * bytes, kv_lanes_avx2.c does what they hold.
  *
  * A block is 16 bytes of 8 rows (4 of elements of 4 bytes).  They go in the order in which lines of
  * the destination are filled one after the other.  To rows that means a line of a few rows before
@@ -7,6 +8,7 @@
  * has room for 8 lines but not for 16. */
 #include "kvcore/kv_lanes.h"
 
+#include <stdatomic.h>
 #include <string.h>
 
 enum { VECTOR = 16, LINE = 64 };
@@ -109,27 +111,11 @@ DEFINE_BLOCK(32, v4u32, 4, 2)
         for (size_t lane = first; lane < n; lane++)    \
     memcpy(to, from, element)
 
-/* Two neighbours of 2 bytes as one of 4: most of what is left over are a few scales of q8. */
-static void pairs_to_rows(unsigned char *dst, size_t stride, const unsigned char *group,
-                          size_t first, size_t n, size_t begin, size_t end)
-{
-    for (size_t at = begin; at < end; at += 4)
-        for (size_t lane = first; lane < n; lane++) {
-            unsigned char pair[4];
-
-            memcpy(pair, group + at * KV_LANES + lane * 2, 2);
-            memcpy(pair + 2, group + (at + 2) * KV_LANES + lane * 2, 2);
-            memcpy(dst + lane * stride + at, pair, 4);
-        }
-}
-
 static void rest_to_rows(unsigned char *dst, size_t stride, const unsigned char *group,
                          size_t first, size_t n, size_t begin, size_t row, size_t element)
 {
     if (element == 1)
         REST(1, dst + lane * stride + at, group + at * KV_LANES + lane);
-    else if (element == 2 && (row - begin) % 4 == 0)
-        pairs_to_rows(dst, stride, group, first, n, begin, row);
     else if (element == 2)
         REST(2, dst + lane * stride + at, group + at * KV_LANES + lane * 2);
     else
@@ -149,20 +135,29 @@ static void rest_to_lanes(unsigned char *group, const unsigned char *const *rows
 
 /* ---- Any number of lanes ---- */
 
-static size_t block_lanes(size_t element)
+static atomic_bool plain_only; /* relaxed: both ways give the same bytes */
+
+void kv_lanes_plain(bool plain)
 {
-    return element == 4 ? 4 : 8;
+    atomic_store_explicit(&plain_only, plain, memory_order_relaxed);
 }
 
-void kv_lanes_to_rows(unsigned char *dst, size_t stride, const unsigned char *src, uint32_t n,
-                      uint32_t d, size_t element)
+#if defined(__x86_64__)
+static bool have_avx2(void)
 {
-    const size_t block = block_lanes(element), row = d * element;
-    const size_t whole = row / VECTOR * VECTOR, n_whole = n / block * block;
+    return __builtin_cpu_supports("avx2") &&
+           !atomic_load_explicit(&plain_only, memory_order_relaxed);
+}
+#endif
 
-    for (size_t line = 0; line < whole; line += LINE)
-        for (size_t lane = 0; lane < n_whole; lane += block)
-            for (size_t at = line; at < whole && at < line + LINE; at += VECTOR) {
+static void blocks_to_rows(unsigned char *dst, size_t stride, const unsigned char *src, size_t n,
+                           size_t row, size_t element)
+{
+    const size_t block = kv_block_lanes(element);
+
+    for (size_t line = 0; line < row; line += LINE)
+        for (size_t lane = 0; lane < n; lane += block)
+            for (size_t at = line; at < row && at < line + LINE; at += VECTOR) {
                 unsigned char *to = dst + lane * stride + at;
                 const unsigned char *from = src + at * KV_LANES + lane * element;
 
@@ -173,18 +168,33 @@ void kv_lanes_to_rows(unsigned char *dst, size_t stride, const unsigned char *sr
                 else
                     to_rows_32(to, stride, from);
             }
+}
+
+void kv_lanes_to_rows(unsigned char *dst, size_t stride, const unsigned char *src, uint32_t n,
+                      uint32_t d, size_t element)
+{
+    const size_t row = d * element, whole = row / VECTOR * VECTOR;
+    const size_t n_whole = n - n % kv_block_lanes(element);
+    size_t done = 0;
+
+#if defined(__x86_64__)
+    if (have_avx2()) {
+        done = row / KV_AVX2_VECTOR * KV_AVX2_VECTOR;
+        kv_avx2_to_rows(dst, stride, src, n_whole, done, element);
+    }
+#endif
+    blocks_to_rows(dst + done, stride, src + done * KV_LANES, n_whole, whole - done, element);
     rest_to_rows(dst, stride, src, 0, n_whole, whole, row, element);
     rest_to_rows(dst, stride, src, n_whole, n, 0, row, element);
 }
 
-void kv_rows_to_lanes(unsigned char *dst, const unsigned char *const *rows, size_t offset,
-                      uint32_t n, uint32_t d, size_t element)
+static void blocks_to_lanes(unsigned char *dst, const unsigned char *const *rows, size_t offset,
+                            size_t n, size_t row, size_t element)
 {
-    const size_t block = block_lanes(element), row = d * element;
-    const size_t whole = row / VECTOR * VECTOR, n_whole = n / block * block;
+    const size_t block = kv_block_lanes(element);
 
-    for (size_t at = 0; at < whole; at += VECTOR)
-        for (size_t lane = 0; lane < n_whole; lane += block) {
+    for (size_t at = 0; at < row; at += VECTOR)
+        for (size_t lane = 0; lane < n; lane += block) {
             unsigned char *to = dst + at * KV_LANES + lane * element;
 
             if (element == 1)
@@ -194,6 +204,142 @@ void kv_rows_to_lanes(unsigned char *dst, const unsigned char *const *rows, size
             else
                 to_lanes_32(to, rows + lane, offset + at);
         }
+}
+
+void kv_rows_to_lanes(unsigned char *dst, const unsigned char *const *rows, size_t offset,
+                      uint32_t n, uint32_t d, size_t element)
+{
+    const size_t row = d * element, whole = row / VECTOR * VECTOR;
+    const size_t n_whole = n - n % kv_block_lanes(element);
+    size_t done = 0;
+
+#if defined(__x86_64__)
+    if (have_avx2()) {
+        done = row / KV_AVX2_VECTOR * KV_AVX2_VECTOR;
+        kv_avx2_to_lanes(dst, rows, offset, n_whole, done, element);
+    }
+#endif
+    blocks_to_lanes(dst + done * KV_LANES, rows, offset + done, n_whole, whole - done, element);
     rest_to_lanes(dst, rows, offset, 0, n_whole, whole, row, element);
     rest_to_lanes(dst, rows, offset, n_whole, n, 0, row, element);
+}
+
+/* ---- Scales ---- */
+
+enum { SCALE = sizeof(uint16_t), BLOCK = 8 };
+
+/* Elements of [H][d] in their order: where their lanes are from the first one's. */
+struct walk {
+    const struct kv_scales *scales;
+    size_t head; /* its lanes */
+    uint32_t i;  /* of its d */
+};
+
+/* The next 8; where there are fewer, the first of them again. */
+static size_t walk_on(struct walk *w, size_t left, size_t at[BLOCK])
+{
+    const size_t n = left < BLOCK ? left : BLOCK;
+
+    for (size_t k = 0; k < n; k++) {
+        at[k] = w->head + w->i * (size_t)(KV_LANES * SCALE);
+        if (++w->i == w->scales->d) {
+            w->i = 0;
+            w->head += w->scales->head_bytes;
+        }
+    }
+    for (size_t k = n; k < BLOCK; k++)
+        at[k] = at[0];
+    return n;
+}
+
+/* The first bytes of vectors, an even number of them. */
+static inline void put_parts(unsigned char *dst, size_t stride, const v8u16 v[BLOCK], size_t bytes)
+{
+    for (size_t i = 0; i < BLOCK; i++, dst += stride) {
+        size_t at = 0;
+
+        if (bytes == VECTOR) {
+            memcpy(dst, &v[i], VECTOR);
+            continue;
+        }
+        for (size_t step = VECTOR / 2; step >= SCALE; step /= 2) {
+            if ((bytes & step) == 0)
+                continue;
+            memcpy(dst + at, (const unsigned char *)&v[i] + at, step);
+            at += step;
+        }
+    }
+}
+
+static inline v8u16 get_part(const unsigned char *src, size_t bytes)
+{
+    typedef uint64_t v2u64 __attribute__((vector_size(VECTOR)));
+    uint64_t whole = 0, rest = 0;
+    uint32_t four = 0;
+    uint16_t two = 0;
+
+    if ((bytes & 8) != 0)
+        memcpy(&whole, src, 8);
+    src += bytes & 8;
+    if ((bytes & 4) != 0)
+        memcpy(&four, src, 4);
+    src += bytes & 4;
+    if ((bytes & 2) != 0)
+        memcpy(&two, src, 2);
+    rest = four | (uint64_t)two << ((bytes & 4) * 8);
+    return (v8u16)((bytes & 8) != 0 ? (v2u64){whole, rest} : (v2u64){rest, 0});
+}
+
+void kv_scales_to_rows(unsigned char *dst, size_t stride, const unsigned char *src, uint32_t n,
+                       const struct kv_scales *s)
+{
+    struct walk w = {.scales = s};
+    size_t at[BLOCK], n_at;
+
+    for (size_t left = (size_t)s->n_heads * s->d; left > 0; left -= n_at) {
+        size_t lane = 0;
+
+        n_at = walk_on(&w, left, at);
+        for (; lane + BLOCK <= n; lane += BLOCK) {
+            v8u16 v[BLOCK];
+
+            for (size_t k = 0; k < BLOCK; k++)
+                memcpy(&v[k], src + at[k] + lane * SCALE, VECTOR);
+            deal_16(v, 3);
+            put_parts(dst + lane * stride, stride, v, n_at * SCALE);
+        }
+        for (; lane < n; lane++)
+            for (size_t k = 0; k < n_at; k++)
+                memcpy(dst + lane * stride + k * SCALE, src + at[k] + lane * SCALE, SCALE);
+        dst += n_at * SCALE;
+    }
+}
+
+void kv_rows_to_scales(unsigned char *dst, const unsigned char *const *rows, size_t offset,
+                       uint32_t n, const struct kv_scales *s)
+{
+    struct walk w = {.scales = s};
+    size_t at[BLOCK], n_at;
+
+    for (size_t left = (size_t)s->n_heads * s->d; left > 0; left -= n_at) {
+        size_t lane = 0;
+
+        n_at = walk_on(&w, left, at);
+        for (; lane + BLOCK <= n; lane += BLOCK) {
+            v8u16 v[BLOCK];
+
+            for (size_t i = 0; i < BLOCK; i++)
+                if (n_at == BLOCK)
+                    memcpy(&v[i], rows[lane + i] + offset, VECTOR);
+                else
+                    v[i] = get_part(rows[lane + i] + offset, n_at * SCALE);
+            deal_16(v, 3);
+            for (size_t k = 0; k < n_at; k++)
+                memcpy(dst + at[k] + lane * SCALE, &v[k], VECTOR);
+        }
+        for (; lane < n; lane++)
+            for (size_t k = 0; k < n_at; k++)
+                memcpy(dst + at[k] + lane * SCALE, rows[lane] + offset + k * SCALE, SCALE);
+        offset += n_at * SCALE;
+    }
 }

@@ -4,9 +4,10 @@
  * layer is [P][H][D].  A position outside memory is, for each layer, K [H][D] and then V [H][D].
  * In q8 the scales of K and of V stand as K does, with D / 32 for D, and follow K and V outside.
  *
- * Elements are moved, never looked at: 4 bytes, 2 or 1.  Work goes by groups of 16 positions, all
- * layers of one before the next: what a group is outside memory stays in cache for whoever takes
- * its CRC. */
+ * Elements are moved, never looked at: 4 bytes, 2 or 1.  Work goes by layers of SPAN positions: a
+ * page is gone through from its first byte to its last, which is how a CPU reads ahead, and what
+ * SPAN positions are outside memory stays in cache for whoever takes its CRC.  To fetch lines by
+ * instructions before they are needed was tried and gained nothing. */
 #include "kvcore/kv_cache.h"
 #include "kvcore/kv_lanes.h"
 
@@ -15,6 +16,9 @@
 #if defined(__SSE2__)
 #include <emmintrin.h>
 #endif
+
+/* Positions that are moved together: as many as a page has by default. */
+enum { SPAN = 64 };
 
 /* Something of a layer that stands in groups of 16 positions, [H][P / 16][dim][16]. */
 struct lanes {
@@ -132,17 +136,27 @@ static size_t v_offset(const struct kv_layout *l, uint32_t slot)
     return l->v_offset + slot * l->v_row_bytes;
 }
 
+static uint32_t least(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
 /* Of n positions from `slot` on, those in its group. */
 static uint32_t group_run(uint32_t slot, uint32_t n)
 {
-    const uint32_t room = KV_LANES - slot % KV_LANES;
+    return least(n, KV_LANES - slot % KV_LANES);
+}
 
-    return room < n ? room : n;
+/* Of n positions from `slot` on, those to go on with: no more than SPAN, and up to the end of the
+ * page or of a group. */
+static uint32_t span_run(const struct kv_layout *l, uint32_t slot, uint32_t n)
+{
+    return least(n, least(l->page_tokens - slot, SPAN - slot % KV_LANES));
 }
 
 /* ---- Gather ---- */
 
-/* A run of `n` positions of one group from `slot` on, and where the first of them goes. */
+/* `n` positions of a page from `slot` on, and where the first of them goes. */
 struct run {
     uint32_t slot, n;
     unsigned char *dst;
@@ -154,10 +168,26 @@ static void gather_lanes(const struct lanes *a, uint32_t n_heads, const unsigned
                          struct run *r)
 {
     for (uint32_t h = 0; h < n_heads; h++) {
-        kv_lanes_to_rows(r->dst, r->position_bytes, layer + lane_offset(a, h, r->slot), r->n,
-                         a->dim, a->element_bytes);
+        for (uint32_t i = 0, n; i < r->n; i += n) {
+            n = group_run(r->slot + i, r->n - i);
+            kv_lanes_to_rows(r->dst + i * r->position_bytes, r->position_bytes,
+                             layer + lane_offset(a, h, r->slot + i), n, a->dim, a->element_bytes);
+        }
         r->dst += a->dim * a->element_bytes;
     }
+}
+
+static void gather_scales(const struct lanes *a, uint32_t n_heads, const unsigned char *layer,
+                          struct run *r)
+{
+    const struct kv_scales scales = {a->head_bytes, n_heads, a->dim};
+
+    for (uint32_t i = 0, n; i < r->n; i += n) {
+        n = group_run(r->slot + i, r->n - i);
+        kv_scales_to_rows(r->dst + i * r->position_bytes, r->position_bytes,
+                          layer + lane_offset(a, 0, r->slot + i), n, &scales);
+    }
+    r->dst += n_heads * a->dim * a->element_bytes;
 }
 
 static void gather_v(const struct kv_layout *l, const unsigned char *layer, struct run *r)
@@ -167,21 +197,47 @@ static void gather_v(const struct kv_layout *l, const unsigned char *layer, stru
     r->dst += l->v_row_bytes;
 }
 
-/* Layer by layer. */
-static void gather_group(const struct kv_layout *l, const unsigned char *page, struct run *r)
+static void gather_layer(const struct kv_layout *l, const unsigned char *layer, struct run r)
 {
     const uint32_t n_heads = l->geometry.n_kv_heads;
     const bool q8 = l->geometry.precision == KV_Q8;
     const struct lanes k = k_lanes(l), ks = scale_lanes(l, l->ks_offset),
                        vs = scale_lanes(l, l->vs_offset);
 
-    for (uint32_t layer = 0; layer < l->geometry.n_layers; layer++, page += l->layer_bytes) {
-        gather_lanes(&k, n_heads, page, r);
-        if (q8)
-            gather_lanes(&ks, n_heads, page, r);
-        gather_v(l, page, r);
-        if (q8)
-            gather_lanes(&vs, n_heads, page, r);
+    gather_lanes(&k, n_heads, layer, &r);
+    if (q8)
+        gather_scales(&ks, n_heads, layer, &r);
+    gather_v(l, layer, &r);
+    if (q8)
+        gather_scales(&vs, n_heads, layer, &r);
+}
+
+/* Positions that go through a layer side by side: whole groups, as many as the CPU's first cache
+ * has room for.  The more there are, the longer the pieces in which a page is read. */
+static uint32_t abreast(size_t layer_row_bytes)
+{
+    enum { NEAR = 32 * 1024 };
+    const size_t groups = NEAR / (KV_LANES * layer_row_bytes);
+
+    return groups > SPAN / KV_LANES ? SPAN : groups > 0 ? KV_LANES * (uint32_t)groups : KV_LANES;
+}
+
+/* n <= SPAN positions of a page from `slot` on, layer by layer. */
+static void gather_span(const struct kv_layout *l, const unsigned char *page, uint32_t slot,
+                        uint32_t n, unsigned char *dst)
+{
+    const size_t position_bytes = kv_position_bytes(&l->geometry);
+    const size_t layer_row_bytes = position_bytes / l->geometry.n_layers;
+    const uint32_t most = abreast(layer_row_bytes);
+
+    for (uint32_t layer = 0; layer < l->geometry.n_layers; layer++) {
+        for (uint32_t i = 0, run; i < n; i += run) {
+            run = least(n - i, most - (slot + i) % KV_LANES);
+            gather_layer(l, page,
+                         (struct run){slot + i, run, dst + i * position_bytes, position_bytes});
+        }
+        page += l->layer_bytes;
+        dst += layer_row_bytes;
     }
 }
 
@@ -193,15 +249,12 @@ int kv_context_gather(const struct kv_context *ctx, uint32_t first, uint32_t n, 
 
     if (n > ctx->n || first > ctx->n - n)
         return KV_ERR_INVALID;
-    while (n > 0) {
+    for (uint32_t run; n > 0; first += run, n -= run) {
         const uint32_t slot = first % l->page_tokens;
-        struct run run = {
-            .slot = slot, .n = group_run(slot, n), .dst = out, .position_bytes = position_bytes};
 
-        gather_group(l, ctx->pages[first / l->page_tokens]->bytes, &run);
-        out += run.n * position_bytes;
-        first += run.n;
-        n -= run.n;
+        run = span_run(l, slot, n);
+        gather_span(l, ctx->pages[first / l->page_tokens]->bytes, slot, run, out);
+        out += run * position_bytes;
     }
     return 0;
 }
@@ -278,7 +331,7 @@ static const unsigned char *source_take(struct source *s, size_t n, unsigned cha
 }
 
 /* Bytes of n positions of one group, as many of each, wherever they are. */
-enum { TILE = 2048 };
+enum { TILE = 4096 };
 struct tile {
     const unsigned char *rows[KV_LANES];
     unsigned char straddling[KV_LANES][TILE];
@@ -320,6 +373,15 @@ static size_t scatter_lanes(const struct lanes *a, uint32_t n_heads, const struc
     return offset;
 }
 
+static size_t scatter_scales(const struct lanes *a, uint32_t n_heads, const struct target *to,
+                             const struct tile *t, size_t offset)
+{
+    const struct kv_scales scales = {a->head_bytes, n_heads, a->dim};
+
+    kv_rows_to_scales(to->layer + lane_offset(a, 0, to->slot), t->rows, offset, to->n, &scales);
+    return offset + n_heads * a->dim * a->element_bytes;
+}
+
 /* One layer that a tile has all of. */
 static void scatter_layer(const struct kv_layout *l, const struct target *to, const struct tile *t)
 {
@@ -330,7 +392,7 @@ static void scatter_layer(const struct kv_layout *l, const struct target *to, co
     size_t offset = scatter_lanes(&k, n_heads, to, t, 0);
 
     if (q8)
-        offset = scatter_lanes(&ks, n_heads, to, t, offset);
+        offset = scatter_scales(&ks, n_heads, to, t, offset);
     for (uint32_t i = 0; i < to->n; i++) {
         unsigned char *dst = to->layer + v_offset(l, to->slot + i);
 
@@ -340,7 +402,7 @@ static void scatter_layer(const struct kv_layout *l, const struct target *to, co
             copy_row(dst, t->rows[i] + offset, l->v_row_bytes);
     }
     if (q8)
-        scatter_lanes(&vs, n_heads, to, t, offset + l->v_row_bytes);
+        scatter_scales(&vs, n_heads, to, t, offset + l->v_row_bytes);
 }
 
 /* [H][dim] that a tile may not have room for, head by head. */
@@ -376,27 +438,40 @@ static void scatter_long_layer(const struct kv_layout *l, const struct target *t
         scatter_long_lanes(&vs, n_heads, to, t, from);
 }
 
-/* The positions of one group, to->layer being the page, layer by layer; s goes on past them. */
-static void scatter_group(const struct kv_layout *l, struct target to, struct source *s)
+/* One layer of positions of one group. */
+static void scatter_group(const struct kv_layout *l, const struct target *to, struct tile *t,
+                          struct source *from)
+{
+    const size_t layer_row_bytes = kv_position_bytes(&l->geometry) / l->geometry.n_layers;
+
+    if (layer_row_bytes <= TILE) {
+        tile_take(t, to->n, from, layer_row_bytes);
+        scatter_layer(l, to, t);
+    } else {
+        scatter_long_layer(l, to, t, from);
+    }
+}
+
+/* n <= SPAN positions of a page from `slot` on, layer by layer; s goes on past them. */
+static void scatter_span(const struct kv_layout *l, unsigned char *page, uint32_t slot, uint32_t n,
+                         bool stream, struct source *s)
 {
     const size_t position_bytes = kv_position_bytes(&l->geometry);
-    const size_t layer_row_bytes = position_bytes / l->geometry.n_layers;
-    const uint32_t n = to.n;
-    struct source from[KV_LANES];
+    struct source from[SPAN];
     struct tile t;
 
     for (uint32_t i = 0; i < n; i++) {
         from[i] = *s;
         source_read(s, NULL, position_bytes, false);
     }
-    for (uint32_t i = 0; i < l->geometry.n_layers; i++, to.layer += l->layer_bytes) {
-        if (layer_row_bytes <= TILE) {
-            tile_take(&t, n, from, layer_row_bytes);
-            scatter_layer(l, &to, &t);
-        } else {
-            scatter_long_layer(l, &to, &t, from);
+    for (uint32_t layer = 0; layer < l->geometry.n_layers; layer++, page += l->layer_bytes)
+        for (uint32_t i = 0, run; i < n; i += run) {
+            struct target to = {.layer = page, .slot = slot + i};
+
+            to.n = run = group_run(slot + i, n - i);
+            to.stream = stream && run == KV_LANES;
+            scatter_group(l, &to, &t, from + i);
         }
-    }
 }
 
 /* Do the pieces have `want` bytes in all? */
@@ -423,12 +498,10 @@ static int scatter(struct kv_context *ctx, uint32_t first, uint32_t n, const str
     if (n > 0)
         s.n_left = src[0].iov_len;
     for (uint32_t run; n > 0; first += run, n -= run) {
-        struct target to = {.layer = ctx->pages[first / l->page_tokens]->bytes,
-                            .slot = first % l->page_tokens};
+        const uint32_t slot = first % l->page_tokens;
 
-        to.n = run = group_run(to.slot, n);
-        to.stream = stream && run == KV_LANES;
-        scatter_group(l, to, &s);
+        run = span_run(l, slot, n);
+        scatter_span(l, ctx->pages[first / l->page_tokens]->bytes, slot, run, stream, &s);
     }
     return 0;
 }
@@ -456,5 +529,5 @@ void kv_page_put(const struct kv_layout *l, unsigned char *page, uint32_t slot, 
                                 .iov_len = kv_position_bytes(&l->geometry)};
     struct source s = {.piece = &piece, .n_left = piece.iov_len};
 
-    scatter_group(l, (struct target){.layer = page, .slot = slot, .n = 1}, &s);
+    scatter_span(l, page, slot, 1, false, &s);
 }

@@ -1,6 +1,6 @@
 /* Lanes and rows: every run of lanes, lengths with and without a remainder, each width; both ways,
- * against the definition of a transposition.  No byte is zero, so that what was not written shows.
- */
+ * against the definition of a transposition, with the vectors that this CPU has and with those that
+ * all have.  No byte is zero, so that what was not written shows. */
 #include "kv_help.h"
 
 #include "kvcore/kv_lanes.h"
@@ -58,16 +58,78 @@ START_TEST(lanes_and_rows_are_transposes_of_each_other)
 }
 END_TEST
 
+enum { SCALES = 40, HEAD = SCALES * KV_LANES * 2 + 64 };
+
+/* As check_lanes, of [n_heads][d] scales. */
+static void check_scales(const unsigned char *group, const struct kv_scales *scales, uint32_t first,
+                         uint32_t n)
+{
+    static unsigned char back[8 * HEAD], buffer[1 + KV_LANES * STRIDE];
+    const size_t e = sizeof(uint16_t), row = scales->n_heads * scales->d * e;
+    const unsigned char *list[KV_LANES];
+    bool same = true;
+
+    memset(buffer, 0, sizeof(buffer));
+    kv_scales_to_rows(buffer + 1, STRIDE, group + first * e, n, scales);
+    for (size_t s = 0; s < n; s++) {
+        for (size_t i = 0; i < row / e; i++)
+            same = same && memcmp(buffer + 1 + s * STRIDE + i * e,
+                                  group + i / scales->d * scales->head_bytes +
+                                      (i % scales->d * KV_LANES + first + s) * e,
+                                  e) == 0;
+        list[s] = buffer + s * STRIDE; /* and an offset of 1 */
+    }
+    ck_assert(same);
+    ck_assert_uint_eq(n_set(buffer, sizeof(buffer)), n * row);
+    memset(back, 0, sizeof(back));
+    kv_rows_to_scales(back + first * e, list, 1, n, scales);
+    for (size_t i = 0; i < sizeof(back); i++)
+        same = same && (back[i] == 0 || back[i] == group[i]);
+    ck_assert(same);
+    ck_assert_uint_eq(n_set(back, sizeof(back)), n * row);
+}
+
+START_TEST(scales_of_all_heads_are_transposed_together)
+{
+    static const struct kv_scales shapes[] = {{HEAD, 1, 1}, {HEAD, 3, 1}, {HEAD, 3, 2},
+                                              {HEAD, 2, 3}, {HEAD, 7, 1}, {HEAD, 1, 4},
+                                              {HEAD, 5, 3}, {HEAD, 8, 4}, {HEAD, 1, SCALES}};
+    static unsigned char group[8 * HEAD];
+
+    for (size_t i = 0; i < sizeof(group); i++)
+        group[i] = (unsigned char)(1 + mix(i) % 255);
+    for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++)
+        for (uint32_t first = 0; first < KV_LANES; first++)
+            for (uint32_t n = 1; n <= KV_LANES - first; n++)
+                check_scales(group, &shapes[i], first, n);
+}
+END_TEST
+
+static void use_plain(void)
+{
+    kv_lanes_plain(true);
+}
+
+static void use_best(void)
+{
+    kv_lanes_plain(false);
+}
+
 int main(void)
 {
     Suite *s = suite_create("kv_lanes");
-    TCase *tc = tcase_create("lanes");
+    TCase *best = tcase_create("lanes"), *plain = tcase_create("lanes, plain vectors");
     SRunner *sr = srunner_create(s);
     int n_failed;
 
-    suite_add_tcase(s, tc);
-    tcase_set_timeout(tc, 60);
-    tcase_add_loop_test(tc, lanes_and_rows_are_transposes_of_each_other, 0, 3);
+    suite_add_tcase(s, best);
+    tcase_set_timeout(best, 60);
+    tcase_add_loop_test(best, lanes_and_rows_are_transposes_of_each_other, 0, 3);
+    tcase_add_test(best, scales_of_all_heads_are_transposed_together);
+    suite_add_tcase(s, plain);
+    tcase_set_timeout(plain, 60);
+    tcase_add_checked_fixture(plain, use_plain, use_best);
+    tcase_add_loop_test(plain, lanes_and_rows_are_transposes_of_each_other, 0, 3);
     srunner_run_all(sr, CK_ENV);
     n_failed = srunner_ntests_failed(sr);
     srunner_free(sr);
