@@ -413,6 +413,76 @@ START_TEST(lying_lengths_are_refused)
 }
 END_TEST
 
+/* Make the checks over the index right: its own, the root and the footer's. */
+static void repair(unsigned char *copy, const struct kv_file_info *info)
+{
+    unsigned char *footer = copy + info->bytes - KV_FILE_BLOCK, *index = footer - KV_FILE_BLOCK;
+    struct kv_hash hash;
+    struct kv_digest root;
+
+    kv_hash_init(&hash);
+    kv_hash_add_u32(&hash, info->header_crc);
+    for (uint32_t i = 0; i < info->n_frames; i++) {
+        const unsigned char *line = index + KV_INDEX_FRAMES + (size_t)i * KV_INDEX_STRIDE;
+        struct kv_digest digest;
+
+        memcpy(digest.bytes, line + KV_INDEX_DIGEST, sizeof(digest.bytes));
+        kv_root_add_frame(&hash, kv_get_u32(line, KV_INDEX_FIRST),
+                          kv_get_u32(line, KV_INDEX_LENGTH), &digest,
+                          kv_get_u32(line, KV_INDEX_CRC));
+    }
+    for (uint32_t i = 0; i < info->n_sections; i++) {
+        const unsigned char *line = footer + KV_FOOTER_SECTIONS + (size_t)i * KV_FOOTER_STRIDE;
+
+        kv_root_add_section(&hash, kv_get_u32(line, KV_FOOTER_KIND),
+                            kv_get_u32(line, KV_FOOTER_LENGTH), kv_get_u32(line, KV_FOOTER_CRC));
+    }
+    kv_hash_end(&hash, &root);
+    memcpy(footer + KV_FOOTER_ROOT, root.bytes, sizeof(root.bytes));
+    kv_put_u32(
+        index, KV_RECORD_CRC,
+        kv_crc32c(kv_record_seed(info->header.snapshot_id, info->n_positions),
+                  index + KV_RECORD_BODY,
+                  KV_INDEX_FRAMES + info->n_frames * (size_t)KV_INDEX_STRIDE - KV_RECORD_BODY));
+    kv_put_u32(footer, KV_RECORD_CRC, kv_crc32c(0, footer + 8, 4096 - 8));
+}
+
+START_TEST(a_lying_index_with_every_check_right_is_refused)
+{
+    struct kv_file_info info;
+    struct kv_why why = {""};
+    const unsigned char *bytes;
+    unsigned char *copy, *index, *table;
+    size_t len;
+
+    use_geometry(3);
+    ck_assert_int_eq(write_file("a", 5, 20, 7, true, &info, &why), 0);
+    ck_assert_uint_eq(info.n_frames, 3);
+    bytes = sim_disk_bytes(sim, "a", &len);
+    copy = malloc(len);
+    memcpy(copy, bytes, len);
+    repair(copy, &info);
+    ck_assert_mem_eq(copy, bytes, len); /* or it repairs nothing */
+    index = copy + len - 2 * KV_FILE_BLOCK;
+    table = copy + len - KV_FILE_BLOCK + KV_FOOTER_SECTIONS;
+    for (size_t at = KV_INDEX_COUNT; at < KV_INDEX_FRAMES + 3 * KV_INDEX_STRIDE; at++) {
+        index[at] ^= 1;
+        repair(copy, &info);
+        refused("b", copy, len, "a lying index", at);
+        index[at] ^= 1;
+    }
+    for (size_t at = 0; at < 2 * KV_FOOTER_STRIDE; at++) {
+        table[at] ^= 1;
+        repair(copy, &info);
+        refused("b", copy, len, "a lying section table", at);
+        table[at] ^= 1;
+    }
+    repair(copy, &info);
+    ck_assert_mem_eq(copy, bytes, len);
+    free(copy);
+}
+END_TEST
+
 /* Write and check with the nth operation of a kind failing; false: there is no nth. */
 static bool try_fault(enum sim_kind kind, uint64_t nth, int error, int *rc, struct kv_why *why)
 {
@@ -563,6 +633,7 @@ int main(void)
     tcase_add_loop_test(tc, every_truncation_is_refused, 0, 6);
     tcase_add_test(tc, frames_of_other_files_and_places_are_refused);
     tcase_add_test(tc, lying_lengths_are_refused);
+    tcase_add_test(tc, a_lying_index_with_every_check_right_is_refused);
     tcase_add_test(tc, any_operation_may_fail);
     tcase_add_test(tc, no_space_is_said_as_such);
     tcase_add_test(tc, interruptions_and_short_operations_do_not_matter);
