@@ -301,6 +301,13 @@ static int gather_name(void *arg, const char *name)
     return 0;
 }
 
+static void leave_alone(struct kv_store *store, const char *name, const char *why)
+{
+    store->stats.n_unreadable++;
+    if (store->config.left_alone != NULL)
+        store->config.left_alone(store->config.arg, name, why);
+}
+
 /* Read one file's head into the index; one that cannot be read is counted and left alone. */
 static int index_file(struct kv_store *store, struct kv_queue *queue, const char *name,
                       struct kv_why *why)
@@ -309,14 +316,15 @@ static int index_file(struct kv_store *store, struct kv_queue *queue, const char
     struct kv_snapshot_id id;
     struct kv_stored *s = NULL;
     struct kv_file *file;
+    struct kv_why inner = {""};
     int rc = store->disk->ops->stat(store->disk, name, &st);
 
     if (rc < 0)
         return kv_io_error(why, rc, "read", name);
     store->stats.bytes += st.bytes;
-    rc = kv_file_open(queue, name, &file, why);
+    rc = kv_file_open(queue, name, &file, &inner);
     if (rc == KV_ERR_IO || rc == KV_ERR_NOMEM)
-        return rc;
+        return kv_fail(why, rc, "%s", inner.text);
     if (rc == 0) {
         s = kv_stored_new(kv_file_info(file), st.mtime_ns > 0 ? (uint64_t)st.mtime_ns : 0);
         kv_file_close(file);
@@ -328,8 +336,8 @@ static int index_file(struct kv_store *store, struct kv_queue *queue, const char
     }
     if (s == NULL || parse_id(name, &id) < 0 || compare_ids(&id, &s->info.id) != 0 ||
         kv_stored_find(store, &id) != NULL) {
+        leave_alone(store, name, s == NULL ? inner.text : "its name is not its id, or twice there");
         kv_stored_free(s);
-        store->stats.n_unreadable++;
         return 0;
     }
     kv_store_add(store, s);
@@ -366,11 +374,14 @@ static uint32_t mark_dangling(struct kv_store *store)
 /* Take them out of the index, again and again, since others may stand on those. */
 static void drop_dangling(struct kv_store *store)
 {
+    char name[KV_STORE_NAME_BYTES];
+
     while (mark_dangling(store) > 0)
         for (uint32_t i = store->n_files; i-- > 0;)
             if (store->files[i]->dangling) {
+                kv_stored_name(store->files[i], name);
+                leave_alone(store, name, "what it stands on is not there");
                 kv_store_drop(store, store->files[i]);
-                store->stats.n_unreadable++;
             }
     for (uint32_t i = 0; i < store->n_files; i++)
         if (store->files[i]->parent != NULL)

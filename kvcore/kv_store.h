@@ -53,6 +53,9 @@ struct kv_store_config {
     enum kv_durability durability;
     struct kv_disk *disk; /* used instead of the directory, and closed with the store or where it
                              cannot be opened; NULL: none */
+    /* Told of each file that is left alone when the store is opened, and why; or NULL. */
+    void (*left_alone)(void *arg, const char *name, const char *why);
+    void *arg;
 };
 
 /* Reads the headers, indexes and footers of all files, sweeps temporaries, retired files without
