@@ -91,9 +91,15 @@ static void log_opened(const struct decode_store *s)
              kv_durability_name(stats.durability), stats.n_snapshots, n_disk_only, stats.n_retired,
              stats.n_unreadable, stats.n_expired, stats.bytes, stats.budget_bytes,
              o->snapshot_ttl_s, o->save_idle_s, o->save_on_exit ? 1 : 0);
-    if (stats.n_unreadable > 0)
-        node_log(NODE_WARN, "store", "unreadable=%" PRIu32 " why=\"left alone in the directory\"",
-                 stats.n_unreadable);
+}
+
+static void log_left_alone(void *arg, const char *name, const char *why)
+{
+    char file[512], quoted[512];
+
+    (void)arg;
+    node_log(NODE_WARN, "store", "left_alone=%s why=%s", node_quote(file, sizeof(file), name),
+             node_quote(quoted, sizeof(quoted), why));
 }
 
 int decode_store_open(struct decode_node *node, struct decode_store **out, struct kv_why *why)
@@ -107,6 +113,7 @@ int decode_store_open(struct decode_node *node, struct decode_store **out, struc
         .budget_bytes = o->snapshot_budget,
         .ttl_ns = o->snapshot_ttl_s * UINT64_C(1000000000),
         .durability = (enum kv_durability)kv_durability_parse(o->durability),
+        .left_alone = log_left_alone,
     };
     struct decode_store *s;
     int rc;

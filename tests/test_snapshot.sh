@@ -147,6 +147,13 @@ a_damaged_file_is_named_with_its_part() {
     expect_exit 1 "$baton" snapshot inspect --verify "$work/bad.kv"
     expect err '^baton: .*/bad\.kv: .*frame 1\b'
     truncate -s 100000 "$work/bad.kv"
+    mkdir "$work/damaged"
+    cp "$work/bad.kv" "$work/damaged/$(basename "$file")"
+    start_store damaged --snapshots "$work/damaged"
+    expect damaged.log " store left_alone=\"$(basename "$file")\" why=\".+\"\$"
+    expect damaged.log ' store directory=.* snapshots=0 sessions=0 retired=0 unreadable=1 '
+    expect_exit 0 "$baton" status --to "$address"
+    expect out '^on disk .*, 1 unreadable files$'
     expect_exit 1 "$baton" snapshot inspect "$work/bad.kv"
     expect err '^baton: .*/bad\.kv: '
     expect_exit 1 "$baton" snapshot inspect "$work/none.kv"
