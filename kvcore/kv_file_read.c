@@ -28,17 +28,20 @@ struct kv_file {
     size_t header_bytes;
     struct kv_file_frame *frames; /* [info.n_frames] */
     uint64_t index_offset;
-    /* While it is opened: the file's last bytes, since a disk takes as long for a block as for
-     * several, and most of what is looked at stands there; NULL: none. */
+    /* While it is opened: the file's first block and its last bytes, read at once, since what is
+     * looked at stands there, and a disk takes as long for a block as for several; NULL: none. */
     unsigned char *tail;
     uint64_t tail_begin;
     size_t tail_bytes;
+    unsigned char head[KV_FILE_BLOCK];
+    size_t head_bytes;
 };
 
 /* ---- A run of the file, read ahead in the queue's buffers ---- */
 
 struct read {
-    uint64_t tag; /* 0: nothing under way */
+    uint64_t tag;   /* 0: nothing under way */
+    uint64_t begin; /* in the file */
     uint32_t want;
     uint32_t got;
     uint32_t n_stalls;
@@ -50,9 +53,8 @@ struct stream {
     struct kv_file *file;
     uint64_t begin; /* a multiple of a block, as is end */
     uint64_t end;
-    uint64_t next_chunk;  /* to be read */
-    uint64_t first_chunk; /* still needed */
-    struct read *reads;   /* [n_buffers] */
+    uint64_t next_chunk; /* to be read */
+    struct read *reads;  /* [n_buffers] */
     uint32_t n_under_way;
     int error; /* errno of the first operation that failed */
 };
@@ -68,13 +70,7 @@ static int stream_open(struct stream *s, struct kv_file *file, struct kv_queue *
     return s->reads != NULL ? 0 : KV_ERR_NOMEM;
 }
 
-static struct read *read_of(struct stream *s, uint64_t chunk, uint32_t *buffer)
-{
-    *buffer = (uint32_t)(chunk % s->queue->n_buffers);
-    return &s->reads[*buffer];
-}
-
-static void stream_submit(struct stream *s, uint32_t buffer, uint64_t chunk_begin)
+static void stream_submit(struct stream *s, uint32_t buffer)
 {
     struct read *r = &s->reads[buffer];
     const struct kv_io_op op = {.kind = KV_IO_READ,
@@ -82,7 +78,7 @@ static void stream_submit(struct stream *s, uint32_t buffer, uint64_t chunk_begi
                                 .buffer = buffer,
                                 .at = r->got,
                                 .len = r->want - r->got,
-                                .offset = chunk_begin + r->got,
+                                .offset = r->begin + r->got,
                                 .tag = ++s->queue->next_tag};
     const int rc = s->queue->disk->ops->submit(s->queue, &op);
 
@@ -99,22 +95,27 @@ static uint64_t chunk_begin(const struct stream *s, uint64_t chunk)
     return s->begin + chunk * s->queue->buffer_bytes;
 }
 
-/* Begin the next chunk: from the page cache if all of it is there, else from the disk. */
+/* Begin to read into a buffer: from the page cache if all of it is there, else from the disk. */
+static void begin_read(struct stream *s, uint32_t buffer, uint64_t begin, uint32_t want)
+{
+    const struct kv_disk_ops *ops = s->queue->disk->ops;
+
+    s->reads[buffer] = (struct read){.begin = begin, .want = want};
+    if (ops->read_cached(s->queue->disk, s->file->number, s->queue->buffers[buffer], want, begin) ==
+        (int64_t)want)
+        s->reads[buffer].got = want;
+    else
+        stream_submit(s, buffer);
+}
+
 static void read_chunk(struct stream *s)
 {
     const uint64_t begin = chunk_begin(s, s->next_chunk), left = s->end - begin;
-    uint32_t buffer;
-    struct read *r = read_of(s, s->next_chunk, &buffer);
-    const struct kv_disk_ops *ops = s->queue->disk->ops;
+    const uint32_t bytes = s->queue->buffer_bytes;
 
+    begin_read(s, (uint32_t)(s->next_chunk % s->queue->n_buffers), begin,
+               left < bytes ? (uint32_t)left : bytes);
     s->next_chunk++;
-    *r = (struct read){.want =
-                           left < s->queue->buffer_bytes ? (uint32_t)left : s->queue->buffer_bytes};
-    if (ops->read_cached(s->queue->disk, s->file->number, s->queue->buffers[buffer], r->want,
-                         begin) == (int64_t)r->want)
-        r->got = r->want;
-    else
-        stream_submit(s, buffer, begin);
 }
 
 /* Take one completion.  A tag that nothing here waits for is stale. */
@@ -137,8 +138,6 @@ static void stream_reap(struct stream *s)
         const bool again = done.result == -EINTR || done.result == -EAGAIN;
         const uint32_t moved =
             done.result > 0 ? (uint32_t)done.result / KV_IO_ALIGN * KV_IO_ALIGN : 0;
-        /* The chunk of this buffer is the one among those under way. */
-        const uint64_t chunk = s->first_chunk + (i + n - s->first_chunk % n) % n;
 
         r->tag = 0;
         s->n_under_way--;
@@ -149,7 +148,7 @@ static void stream_reap(struct stream *s)
             s->error = s->error != 0 ? s->error : -EIO;
         r->got += moved;
         if (s->error == 0 && r->got < r->want)
-            stream_submit(s, i, chunk_begin(s, chunk));
+            stream_submit(s, i);
     }
 }
 
@@ -160,29 +159,33 @@ static void stream_close(struct stream *s)
     free(s->reads);
 }
 
+static int wait_for(struct stream *s, uint32_t buffer)
+{
+    while (s->error == 0 && s->reads[buffer].got < s->reads[buffer].want)
+        stream_reap(s);
+    return s->error;
+}
+
 /* Have [from, to) of the file in the buffers, and say in which pieces.  What lies before `from` is
  * given up.  KV_ERR_IO and the like. */
 static int stream_get(struct stream *s, uint64_t from, uint64_t to, struct iovec *pieces,
                       size_t *n_pieces, struct kv_why *why)
 {
     const uint64_t bytes = s->queue->buffer_bytes;
-    const uint64_t last_chunk = (to - 1 - s->begin) / bytes;
+    const uint64_t first_chunk = (from - s->begin) / bytes,
+                   last_chunk = (to - 1 - s->begin) / bytes;
 
-    s->first_chunk = (from - s->begin) / bytes;
     *n_pieces = 0;
-    while (s->error == 0 && s->next_chunk < s->first_chunk + s->queue->n_buffers &&
+    while (s->error == 0 && s->next_chunk < first_chunk + s->queue->n_buffers &&
            chunk_begin(s, s->next_chunk) < s->end)
         read_chunk(s);
-    for (uint64_t c = s->first_chunk; c <= last_chunk; c++) {
+    for (uint64_t c = first_chunk; c <= last_chunk; c++) {
         const uint64_t begin = chunk_begin(s, c);
         const uint64_t low = from > begin ? from - begin : 0;
         const uint64_t high = to < begin + bytes ? to - begin : bytes;
-        uint32_t buffer;
-        const struct read *r = read_of(s, c, &buffer);
+        const uint32_t buffer = (uint32_t)(c % s->queue->n_buffers);
 
-        while (s->error == 0 && r->got < r->want)
-            stream_reap(s);
-        if (s->error != 0)
+        if (wait_for(s, buffer) < 0)
             return kv_io_error(why, s->error, "read", s->file->name);
         pieces[(*n_pieces)++] = (struct iovec){s->queue->buffers[buffer] + low, high - low};
     }
@@ -204,6 +207,10 @@ static int read_range(struct kv_file *file, struct kv_queue *queue, uint64_t off
 
     if (is_in_tail(file, offset, len)) {
         memcpy(dst, file->tail + (offset - file->tail_begin), len);
+        return 0;
+    }
+    if (offset + len <= file->head_bytes) {
+        memcpy(dst, file->head + offset, len);
         return 0;
     }
     rc = stream_open(&s, file, queue, offset, offset + len);
@@ -315,24 +322,36 @@ static int parse_footer(struct kv_file *file, const unsigned char *footer, uint6
     return 0;
 }
 
-static int read_tail(struct kv_file *file, struct kv_queue *queue, uint64_t file_bytes,
+/* The first block and the last bytes, at once. */
+static int read_ends(struct kv_file *file, struct kv_queue *queue, uint64_t file_bytes,
                      struct kv_why *why)
 {
     const size_t bytes = file_bytes < TAIL_BYTES ? file_bytes : TAIL_BYTES;
-    unsigned char *tail = malloc(bytes);
+    const bool apart = bytes < file_bytes && queue->n_buffers > 1;
+    struct iovec piece;
+    struct stream s;
+    size_t n_pieces;
     int rc;
 
-    if (tail == NULL)
-        return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", file->name);
-    rc = read_range(file, queue, file_bytes - bytes, bytes, tail, why);
-    if (rc < 0) {
-        free(tail);
-        return rc;
-    }
-    file->tail = tail;
+    file->tail = malloc(bytes);
     file->tail_begin = file_bytes - bytes;
     file->tail_bytes = bytes;
-    return 0;
+    if (file->tail == NULL || stream_open(&s, file, queue, file->tail_begin, file_bytes) < 0)
+        return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", file->name);
+    read_chunk(&s);
+    if (apart)
+        begin_read(&s, 1, 0, KV_FILE_BLOCK);
+    rc = stream_get(&s, file->tail_begin, file_bytes, &piece, &n_pieces, why);
+    if (rc == 0)
+        memcpy(file->tail, piece.iov_base, bytes);
+    if (rc == 0 && apart) {
+        if (wait_for(&s, 1) < 0)
+            rc = kv_io_error(why, s.error, "read", file->name);
+        memcpy(file->head, queue->buffers[1], KV_FILE_BLOCK);
+        file->head_bytes = KV_FILE_BLOCK;
+    }
+    stream_close(&s);
+    return rc;
 }
 
 static int open_footer(struct kv_file *file, struct kv_queue *queue, struct kv_why *why)
@@ -347,7 +366,7 @@ static int open_footer(struct kv_file *file, struct kv_queue *queue, struct kv_w
         return kv_fail(why, KV_ERR_FORMAT,
                        "footer: the file is %" PRIu64 " bytes: blocks of %u, at least 3", st.bytes,
                        (unsigned)KV_FILE_BLOCK);
-    rc = read_tail(file, queue, st.bytes, why);
+    rc = read_ends(file, queue, st.bytes, why);
     if (rc < 0)
         return rc;
     footer = file->tail + file->tail_bytes - KV_FILE_BLOCK;
@@ -601,6 +620,7 @@ int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out,
         rc = open_index(file, queue, why);
     free(file->tail);
     file->tail = NULL;
+    file->head_bytes = 0;
     if (rc < 0) {
         kv_file_close(file);
         return rc;
