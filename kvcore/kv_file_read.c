@@ -327,7 +327,7 @@ static int read_ends(struct kv_file *file, struct kv_queue *queue, uint64_t file
                      struct kv_why *why)
 {
     const size_t bytes = file_bytes < TAIL_BYTES ? file_bytes : TAIL_BYTES;
-    const bool apart = bytes < file_bytes && queue->n_buffers > 1;
+    const bool apart = bytes < file_bytes;
     struct iovec piece;
     struct stream s;
     size_t n_pieces;
@@ -600,9 +600,14 @@ static int open_index(struct kv_file *file, struct kv_queue *queue, struct kv_wh
 
 int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out, struct kv_why *why)
 {
-    struct kv_file *file = calloc(1, sizeof(*file));
+    struct kv_file *file;
     int rc;
 
+    /* Both ends are read at once, each into one buffer. */
+    if (queue->n_buffers < 2 || queue->buffer_bytes < TAIL_BYTES)
+        return kv_fail(why, KV_ERR_INVALID, "the queue has %u buffers of %u bytes: at least 2, %u",
+                       queue->n_buffers, queue->buffer_bytes, (unsigned)TAIL_BYTES);
+    file = calloc(1, sizeof(*file));
     if (file == NULL)
         return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", name);
     file->disk = queue->disk;

@@ -590,6 +590,7 @@ START_TEST(what_cannot_be_written_is_refused)
     struct kv_file_info info;
     struct kv_file_frame *frames;
     struct kv_queue *small;
+    struct kv_file *file;
     struct kv_why why = {""};
     unsigned char *rows;
 
@@ -609,6 +610,7 @@ START_TEST(what_cannot_be_written_is_refused)
     ck_assert_int_eq(kv_file_create(queue, "a", 100, &h, &w, &why), KV_ERR_IO); /* exists */
     ck_assert_int_eq(disk->ops->queue_open(disk, 2, 4096, &small), 0);
     ck_assert_int_eq(kv_file_create(small, "c", 100, &h, &w, &why), KV_ERR_INVALID);
+    ck_assert_int_eq(kv_file_open(small, "a", &file, &why), KV_ERR_INVALID);
     disk->ops->queue_close(small);
     sim_disk_behave(sim, (struct sim_behaviour){.capacity_bytes = 1000});
     ck_assert_int_eq(kv_file_create(queue, "d", 4096, &h, &w, &why), KV_ERR_FULL);
