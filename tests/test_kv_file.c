@@ -483,6 +483,65 @@ START_TEST(a_lying_index_with_every_check_right_is_refused)
 }
 END_TEST
 
+/* What no CRC and no root can tell, since all of them are right. */
+START_TEST(records_that_lie_with_every_check_right_are_refused)
+{
+    struct kv_file_info info;
+    struct kv_file *file;
+    struct kv_why why = {""};
+    const unsigned char *bytes;
+    unsigned char *copy, *section;
+    uint32_t got[N];
+    size_t len;
+
+    use_geometry(1);
+    ck_assert_int_eq(write_file("a", 5, 20, 7, true, &info, &why), 0);
+    bytes = sim_disk_bytes(sim, "a", &len);
+    copy = malloc(len);
+
+    /* A section that says it is of another kind, or length, than the footer says. */
+    for (size_t at = KV_SECTION_KIND; at < KV_SECTION_DATA; at++) {
+        memcpy(copy, bytes, len);
+        section = copy + info.sections[1].offset;
+        section[at] ^= 1;
+        kv_put_u32(section, KV_RECORD_CRC,
+                   kv_crc32c(kv_record_seed(info.header.snapshot_id, info.n_positions),
+                             section + KV_RECORD_BODY,
+                             KV_SECTION_DATA + info.sections[1].len - KV_RECORD_BODY));
+        kv_put_u32(copy + len - KV_FILE_BLOCK + KV_FOOTER_SECTIONS + KV_FOOTER_STRIDE,
+                   KV_FOOTER_CRC, kv_get_u32(section, KV_RECORD_CRC));
+        repair(copy, &info);
+        refused("b", copy, len, "a lying section", at);
+    }
+
+    /* A base digest, and a base id, that are not each other's. */
+    for (size_t at = KV_HEADER_BASE_DIGEST; at <= KV_HEADER_IDS; at++) {
+        struct kv_file_info other = info;
+        const size_t header_bytes = KV_HEADER_IDS + info.header.base * sizeof(uint32_t);
+
+        memcpy(copy, bytes, len);
+        copy[at] ^= 1;
+        other.header_crc = kv_crc32c(0, copy + KV_RECORD_BODY, header_bytes - KV_RECORD_BODY);
+        kv_put_u32(copy, KV_RECORD_CRC, other.header_crc);
+        repair(copy, &other);
+        refused("b", copy, len, "a lying base", at);
+        ck_assert_int_lt(kv_file_open(queue, "b", &file, &why), 0); /* not only once it is read */
+    }
+
+    /* Ids that are asked for alone have their digest only. */
+    memcpy(copy, bytes, len);
+    copy[kv_record_place(KV_HEADER_IDS + 5 * sizeof(uint32_t),
+                         KV_FRAME_IDS + 15 * sizeof(uint32_t)) +
+         KV_FRAME_IDS] ^= 1;
+    sim_disk_put(sim, "b", copy, len);
+    ck_assert_int_eq(kv_file_open(queue, "b", &file, &why), 0);
+    ck_assert_int_eq(kv_file_frame_ids(file, queue, 0, got, &why), KV_ERR_CHECK);
+    ck_assert_ptr_nonnull(strstr(why.text, "frame 0"));
+    kv_file_close(file);
+    free(copy);
+}
+END_TEST
+
 /* Write and check with the nth operation of a kind failing; false: there is no nth. */
 static bool try_fault(enum sim_kind kind, uint64_t nth, int error, int *rc, struct kv_why *why)
 {
@@ -636,6 +695,7 @@ int main(void)
     tcase_add_test(tc, frames_of_other_files_and_places_are_refused);
     tcase_add_test(tc, lying_lengths_are_refused);
     tcase_add_test(tc, a_lying_index_with_every_check_right_is_refused);
+    tcase_add_test(tc, records_that_lie_with_every_check_right_are_refused);
     tcase_add_test(tc, any_operation_may_fail);
     tcase_add_test(tc, no_space_is_said_as_such);
     tcase_add_test(tc, interruptions_and_short_operations_do_not_matter);
