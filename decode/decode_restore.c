@@ -31,8 +31,7 @@ static int check_geometry(const struct decode_store *s, const struct kv_geometry
         return kv_fail(why, TRANSPORT_FAILED_PRECONDITION,
                        "kv_precision: the snapshot has %s, this node %s",
                        kv_precision_name(theirs->precision), kv_precision_name(ours->precision));
-    if (theirs->n_layers != ours->n_layers || theirs->n_kv_heads != ours->n_kv_heads ||
-        theirs->head_dim != ours->head_dim)
+    if (!kv_geometry_equal(theirs, ours))
         return kv_fail(why, TRANSPORT_FAILED_PRECONDITION,
                        "model: the snapshot has %" PRIu32 " layers, %" PRIu32 " heads of %" PRIu32
                        ", this node %" PRIu32 ", %" PRIu32 " of %" PRIu32,

@@ -258,8 +258,8 @@ static int mismatch_digest(const char *field, const struct kv_digest *is,
     return kv_fail(why, KV_ERR_MISMATCH, "%s is %s, expected %s", field, text[0], text[1]);
 }
 
-static int compare_digests(const struct kv_snapshot_header *is,
-                           const struct kv_snapshot_header *want, struct kv_why *why)
+int kv_header_compare_digests(const struct kv_snapshot_header *is,
+                              const struct kv_snapshot_header *want, struct kv_why *why)
 {
     if (!kv_digest_equal(&is->fingerprint, &want->fingerprint))
         return mismatch_digest("fingerprint", &is->fingerprint, &want->fingerprint, why);
@@ -423,7 +423,7 @@ int kv_decoder_header(struct kv_decoder *d, const struct iovec *src, size_t n_sr
     if (rc == 0)
         rc = compare_geometry(&h, &d->expect, why);
     if (rc == 0)
-        rc = compare_digests(&h, &d->expect, why);
+        rc = kv_header_compare_digests(&h, &d->expect, why);
     if (rc == 0 && !kv_digest_equal(&h.base_digest, &d->expect.base_digest))
         rc = mismatch_digest("base_digest", &h.base_digest, &d->expect.base_digest, why);
     if (rc == 0)

@@ -188,12 +188,9 @@ static int check_count(const struct kv_encoder *e, uint32_t count)
 
 static int check_context(struct kv_encoder *e, const struct kv_context *ctx, uint32_t count)
 {
-    const struct kv_geometry *g = &e->header.geometry, *have = &ctx->cache->layout.geometry;
-
     if (count + e->prefix.n > kv_context_settled(ctx))
         return KV_ERR_INVALID;
-    if (g->n_layers != have->n_layers || g->n_kv_heads != have->n_kv_heads ||
-        g->head_dim != have->head_dim || g->precision != have->precision ||
+    if (!kv_geometry_equal(&e->header.geometry, &ctx->cache->layout.geometry) ||
         !kv_digest_equal(&e->header.ns, &ctx->ns.digest))
         return KV_ERR_MISMATCH;
     return e->base_checked ? 0 : check_base(e, ctx);

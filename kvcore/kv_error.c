@@ -2,6 +2,7 @@
 
 #include <stdarg.h>
 #include <stdio.h>
+#include <string.h>
 
 const char *kv_strerror(int rc)
 {
@@ -44,5 +45,22 @@ int kv_fail(struct kv_why *why, int rc, const char *fmt, ...)
     va_start(ap, fmt);
     vsnprintf(why->text, sizeof(why->text), fmt, ap);
     va_end(ap);
+    return rc;
+}
+
+int kv_fail_in(struct kv_why *why, int rc, const char *fmt, ...)
+{
+    struct kv_why where;
+    char all[2 * sizeof(where.text) + 2];
+    va_list ap;
+
+    if (why == NULL)
+        return rc;
+    va_start(ap, fmt);
+    vsnprintf(where.text, sizeof(where.text), fmt, ap);
+    va_end(ap);
+    snprintf(all, sizeof(all), "%s: %s", where.text, why->text);
+    memcpy(why->text, all, sizeof(why->text));
+    why->text[sizeof(why->text) - 1] = '\0';
     return rc;
 }

@@ -7,17 +7,13 @@ enum {
     MIN_BUFFERS = 2,
 };
 
-static uint64_t blocks(uint64_t bytes)
-{
-    return (bytes + KV_FILE_BLOCK - 1) / KV_FILE_BLOCK * KV_FILE_BLOCK;
-}
-
 /* The longest frame record, with the gap before it and the block that it shares with the next. */
 size_t kv_file_frame_room(const struct kv_geometry *g)
 {
     const size_t f = kv_frame_positions(g);
 
-    return blocks(KV_FRAME_IDS + f * (sizeof(uint32_t) + kv_position_bytes(g))) + 2 * KV_FILE_BLOCK;
+    return kv_record_place(KV_FRAME_IDS + f * (sizeof(uint32_t) + kv_position_bytes(g)), 0) +
+           2 * KV_FILE_BLOCK;
 }
 
 int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_queue **out,
@@ -33,6 +29,14 @@ int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_q
     rc = disk->ops->queue_open(disk, (uint32_t)n, (uint32_t)bytes, out);
     if (rc < 0)
         return kv_io_error(why, rc, "open", "a queue");
+    return 0;
+}
+
+int kv_file_check_queue(const struct kv_queue *queue, size_t buffer_bytes, struct kv_why *why)
+{
+    if (queue->n_buffers < MIN_BUFFERS || queue->buffer_bytes < buffer_bytes)
+        return kv_fail(why, KV_ERR_INVALID, "the queue has %u buffers of %u bytes: at least 2, %zu",
+                       queue->n_buffers, queue->buffer_bytes, buffer_bytes);
     return 0;
 }
 
@@ -67,6 +71,6 @@ uint64_t kv_file_bytes(const struct kv_geometry *g, uint32_t base, uint32_t n, s
     uint64_t end = kv_file_frames_end(g, base, n, &n_frames);
 
     end = section_end(section_end(end, logits_bytes), session_bytes);
-    return blocks(blocks(end) + KV_INDEX_FRAMES + n_frames * (uint64_t)KV_INDEX_STRIDE) +
-           KV_FILE_BLOCK;
+    end = kv_record_place(end, 0) + KV_INDEX_FRAMES + n_frames * (uint64_t)KV_INDEX_STRIDE;
+    return kv_record_place(end, 0) + KV_FILE_BLOCK;
 }

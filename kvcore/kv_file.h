@@ -46,6 +46,9 @@ int kv_file_queue(struct kv_disk *disk, const struct kv_geometry *g, struct kv_q
 /* How long a buffer must be at least. */
 size_t kv_file_frame_room(const struct kv_geometry *g);
 
+/* KV_ERR_INVALID: fewer than two buffers, or shorter ones. */
+int kv_file_check_queue(const struct kv_queue *queue, size_t buffer_bytes, struct kv_why *why);
+
 /* Where the last of the frames [base, n) ends in a file, and how many there are. */
 uint64_t kv_file_frames_end(const struct kv_geometry *g, uint32_t base, uint32_t n,
                             uint32_t *n_frames);

@@ -65,7 +65,7 @@ static int stream_open(struct stream *s, struct kv_file *file, struct kv_queue *
     *s = (struct stream){.queue = queue,
                          .file = file,
                          .begin = begin / KV_FILE_BLOCK * KV_FILE_BLOCK,
-                         .end = (end + KV_FILE_BLOCK - 1) / KV_FILE_BLOCK * KV_FILE_BLOCK,
+                         .end = kv_record_place(end, 0),
                          .reads = calloc(queue->n_buffers, sizeof(*s->reads))};
     return s->reads != NULL ? 0 : KV_ERR_NOMEM;
 }
@@ -604,9 +604,9 @@ int kv_file_open(struct kv_queue *queue, const char *name, struct kv_file **out,
     int rc;
 
     /* Both ends are read at once, each into one buffer. */
-    if (queue->n_buffers < 2 || queue->buffer_bytes < TAIL_BYTES)
-        return kv_fail(why, KV_ERR_INVALID, "the queue has %u buffers of %u bytes: at least 2, %u",
-                       queue->n_buffers, queue->buffer_bytes, (unsigned)TAIL_BYTES);
+    rc = kv_file_check_queue(queue, TAIL_BYTES, why);
+    if (rc < 0)
+        return rc;
     file = calloc(1, sizeof(*file));
     if (file == NULL)
         return kv_fail(why, KV_ERR_NOMEM, "no memory to read %s", name);
@@ -711,16 +711,6 @@ static int decoder_at(const struct kv_file *file, uint32_t i, struct kv_decoder 
     return 0;
 }
 
-static int name_part(struct kv_why *why, int rc, const char *part, uint32_t i)
-{
-    struct kv_why inner;
-
-    if (why == NULL)
-        return rc;
-    inner = *why;
-    return kv_fail(why, rc, "%s %u: %.200s", part, i, inner.text);
-}
-
 /* Verify frame i, whose gap and record are in the pieces, and hand on its positions [first, end).
  */
 static int take_frame(struct kv_file *file, struct kv_decoder *d, uint32_t i, struct iovec *pieces,
@@ -743,7 +733,7 @@ static int take_frame(struct kv_file *file, struct kv_decoder *d, uint32_t i, st
         return rc;
     rc = kv_decoder_frame(d, pieces, n_pieces, &frame, why);
     if (rc < 0)
-        return name_part(why, rc, "frame", i);
+        return kv_fail_in(why, rc, "frame %u", i);
     n_rows = kv_pieces(pieces, n_pieces, KV_RECORD_CRC, sizeof(crc), rows);
     for (size_t k = 0, at = 0; k < n_rows; at += rows[k++].iov_len)
         memcpy(crc + at, rows[k].iov_base, rows[k].iov_len);
@@ -817,10 +807,9 @@ int kv_file_read(struct kv_file *file, struct kv_queue *queue, uint32_t first, u
     if (first < info->header.base || end > info->n_positions || first > end)
         return kv_fail(why, KV_ERR_INVALID, "positions [%u, %u) of %s, which has [%u, %u)", first,
                        end, file->name, info->header.base, info->n_positions);
-    if (queue->n_buffers < 2 || queue->buffer_bytes < kv_file_frame_room(&info->header.geometry))
-        return kv_fail(why, KV_ERR_INVALID, "the queue has %u buffers of %u bytes: at least 2, %zu",
-                       queue->n_buffers, queue->buffer_bytes,
-                       kv_file_frame_room(&info->header.geometry));
+    rc = kv_file_check_queue(queue, kv_file_frame_room(&info->header.geometry), why);
+    if (rc < 0)
+        return rc;
     if (first == end)
         return 0;
     from = frame_of(info, first);

@@ -260,11 +260,10 @@ int kv_file_create(struct kv_queue *queue, const char *name, uint64_t bytes,
 
     if (rc < 0)
         return rc;
-    if (queue->n_buffers < 2 || queue->buffer_bytes < kv_file_frame_room(&header->geometry)) {
+    rc = kv_file_check_queue(queue, kv_file_frame_room(&header->geometry), why);
+    if (rc < 0) {
         kv_encoder_close(encoder);
-        return kv_fail(why, KV_ERR_INVALID, "the queue has %u buffers of %u bytes: at least 2, %zu",
-                       queue->n_buffers, queue->buffer_bytes,
-                       kv_file_frame_room(&header->geometry));
+        return rc;
     }
     w = calloc(1, sizeof(*w));
     if (w != NULL)

@@ -70,6 +70,12 @@ int kv_geometry_check(const struct kv_geometry *g, struct kv_why *why)
     return 0;
 }
 
+bool kv_geometry_equal(const struct kv_geometry *a, const struct kv_geometry *b)
+{
+    return a->n_layers == b->n_layers && a->n_kv_heads == b->n_kv_heads &&
+           a->head_dim == b->head_dim && a->precision == b->precision;
+}
+
 size_t kv_position_bytes(const struct kv_geometry *g)
 {
     return (size_t)g->n_layers * g->n_kv_heads * 2 * vector_bytes(g);

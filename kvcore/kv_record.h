@@ -159,6 +159,11 @@ static inline uint64_t kv_record_place(uint64_t end, size_t before)
 int kv_header_parse(const unsigned char *record, size_t len, struct kv_snapshot_header *out,
                     struct kv_why *why);
 
+/* KV_ERR_MISMATCH names the first of fingerprint, numerics id and namespace that differs, and both
+ * values. */
+int kv_header_compare_digests(const struct kv_snapshot_header *is,
+                              const struct kv_snapshot_header *want, struct kv_why *why);
+
 /* Go on at the frame that begins at `first`, a multiple of F past the base, where `digest` is
  * D(first).  Wants the header and no frame before; a seal cannot be checked afterwards. */
 void kv_decoder_skip(struct kv_decoder *d, uint32_t first, const struct kv_digest *digest);

@@ -52,16 +52,6 @@ static int list_names(struct kv_store *store, const struct kv_snapshot_id *id,
     return 0;
 }
 
-static int name_file(struct kv_why *why, int rc, const char *name)
-{
-    struct kv_why inner;
-
-    if (why == NULL)
-        return rc;
-    inner = *why;
-    return kv_fail(why, rc, "%s: %.200s", name, inner.text);
-}
-
 /* Open what is named now, newest first in names, down to a full one: a delta may have been
  * compacted since its name was looked up. */
 static int open_names(struct chain *c, char (*names)[KV_STORE_NAME_BYTES], uint32_t n,
@@ -82,7 +72,7 @@ static int open_names(struct chain *c, char (*names)[KV_STORE_NAME_BYTES], uint3
         if (rc == 0)
             c->total += kv_file_info(c->files[c->n++])->bytes;
         else if (rc != KV_ERR_NOT_FOUND)
-            rc = name_file(why, rc, name);
+            rc = kv_fail_in(why, rc, "%s", name);
     }
     for (uint32_t i = 0; i < c->n / 2; i++) {
         struct kv_file *file = c->files[i];
@@ -205,25 +195,13 @@ static int read_chain(struct reading *r, uint32_t n, struct kv_why *why)
             rc = kv_file_read(c->files[i], c->queue, info->header.base,
                               r->whole ? info->n_positions : r->end, take, r, why);
         if (rc == KV_ERR_CHECK || rc == KV_ERR_FORMAT)
-            rc = name_file(why, rc, kv_file_name(c->files[i]));
+            rc = kv_fail_in(why, rc, "%s", kv_file_name(c->files[i]));
     }
     kv_prefix_release(&r->prefix);
     return rc;
 }
 
 /* ---- Restore ---- */
-
-static int mismatch(const char *field, const struct kv_digest *is, const struct kv_digest *want,
-                    struct kv_why *why)
-{
-    char text[2][2 * KV_DIGEST_BYTES + 1];
-
-    for (size_t i = 0; i < KV_DIGEST_BYTES; i++) {
-        snprintf(text[0] + 2 * i, 3, "%02x", is->bytes[i]);
-        snprintf(text[1] + 2 * i, 3, "%02x", want->bytes[i]);
-    }
-    return kv_fail(why, KV_ERR_MISMATCH, "%s is %s, expected %s", field, text[0], text[1]);
-}
 
 static int compare(const struct kv_snapshot_header *is, const struct kv_restore *restore,
                    const struct kv_store_config *config, struct kv_why *why)
@@ -246,13 +224,12 @@ static int compare(const struct kv_snapshot_header *is, const struct kv_restore 
         if (numbers[i].is != numbers[i].want)
             return kv_fail(why, KV_ERR_MISMATCH, "%s is %u, expected %u", numbers[i].field,
                            numbers[i].is, numbers[i].want);
-    if (!kv_digest_equal(&is->fingerprint, &config->fingerprint))
-        return mismatch("fingerprint", &is->fingerprint, &config->fingerprint, why);
-    if (!kv_digest_equal(&is->numerics_id, &config->numerics_id))
-        return mismatch("numerics_id", &is->numerics_id, &config->numerics_id, why);
-    if (!kv_digest_equal(&is->ns, &restore->ns.digest))
-        return mismatch("namespace", &is->ns, &restore->ns.digest, why);
-    return 0;
+    return kv_header_compare_digests(
+        is,
+        &(struct kv_snapshot_header){.fingerprint = config->fingerprint,
+                                     .numerics_id = config->numerics_id,
+                                     .ns = restore->ns.digest},
+        why);
 }
 
 /* Rows go straight from the buffers that were read into the pages. */
@@ -385,7 +362,7 @@ static int verify_sections(struct chain *c, struct kv_file *file, struct kv_why 
         free(data);
     }
     if (rc == KV_ERR_CHECK || rc == KV_ERR_FORMAT)
-        rc = name_file(why, rc, kv_file_name(file));
+        rc = kv_fail_in(why, rc, "%s", kv_file_name(file));
     return rc;
 }
 
@@ -407,17 +384,11 @@ int kv_store_verify(struct kv_store *store, const struct kv_snapshot_id *id, kv_
 
 /* ---- Compact ---- */
 
-struct copying {
-    struct kv_file_writer *writer;
-};
-
 static int copy(void *arg, uint32_t first, uint32_t count, const uint32_t *ids,
                 const struct iovec *rows, size_t n_rows, struct kv_why *why)
 {
-    struct copying *to = arg;
-
     (void)first;
-    return kv_file_write_rows(to->writer, ids, count, rows, n_rows, why);
+    return kv_file_write_rows(arg, ids, count, rows, n_rows, why);
 }
 
 static int copy_sections(struct chain *c, struct kv_file_writer *w, struct kv_why *why)
@@ -447,25 +418,25 @@ static int write_full(struct chain *c, struct kv_queue *queue, const char *name,
     struct kv_snapshot_header h = info->header;
     struct kv_file_frame *frames;
     struct kv_file_info written;
-    struct copying to;
-    struct reading r = {
-        .chain = c, .sink = copy, .arg = &to, .progress = progress, .progress_arg = arg};
+    struct kv_file_writer *writer;
+    struct reading r = {.chain = c, .sink = copy, .progress = progress, .progress_arg = arg};
     int rc;
 
     h.base = 0;
     h.base_ids = NULL;
     memset(h.parent_id, 0, sizeof(h.parent_id));
-    rc = kv_file_create(queue, name, bytes, &h, &to.writer, why);
+    rc = kv_file_create(queue, name, bytes, &h, &writer, why);
     if (rc < 0)
         return rc;
+    r.arg = writer;
     rc = read_chain(&r, info->n_positions, why);
     if (rc == 0)
-        rc = copy_sections(c, to.writer, why);
+        rc = copy_sections(c, writer, why);
     if (rc < 0) {
-        kv_file_discard(to.writer);
+        kv_file_discard(writer);
         return rc;
     }
-    rc = kv_file_finish(to.writer, true, &written, &frames, why);
+    rc = kv_file_finish(writer, true, &written, &frames, why);
     if (rc < 0)
         return rc;
     *out = kv_stored_new(&written, 0);

@@ -82,13 +82,10 @@ static bool base_fits(const struct saving *s, const struct kv_stored *file)
 
 static bool is_of_model(const struct kv_stored *file, const struct kv_snapshot_header *h)
 {
-    const struct kv_geometry *g = &file->info.geometry;
-
     return kv_digest_equal(&file->info.ns, &h->ns) &&
            kv_digest_equal(&file->fingerprint, &h->fingerprint) &&
            kv_digest_equal(&file->numerics_id, &h->numerics_id) &&
-           g->n_layers == h->geometry.n_layers && g->n_kv_heads == h->geometry.n_kv_heads &&
-           g->head_dim == h->geometry.head_dim && g->precision == h->geometry.precision;
+           kv_geometry_equal(&file->info.geometry, &h->geometry);
 }
 
 static void consider(struct saving *s, const struct kv_stored *file, struct candidate *best,
@@ -244,8 +241,7 @@ static int check_save(const struct kv_store *store, const struct kv_save *save, 
                              *want = &store->config.geometry;
     int rc = 0;
 
-    if (is->n_layers != want->n_layers || is->n_kv_heads != want->n_kv_heads ||
-        is->head_dim != want->head_dim || is->precision != want->precision)
+    if (!kv_geometry_equal(is, want))
         return kv_fail(
             why, KV_ERR_INVALID, "the context is %u x %u x %u in %s, the store %u x %u x %u in %s",
             is->n_layers, is->n_kv_heads, is->head_dim, kv_precision_name(is->precision),

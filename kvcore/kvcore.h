@@ -66,6 +66,10 @@ struct kv_why {
  * ...)`. */
 int kv_fail(struct kv_why *why, int rc, const char *fmt, ...) __attribute__((format(printf, 3, 4)));
 
+/* Say where, printf-like, before what the message says already.  Returns rc. */
+int kv_fail_in(struct kv_why *why, int rc, const char *fmt, ...)
+    __attribute__((format(printf, 3, 4)));
+
 /* ---- Bounds.  Each stands here and nowhere else; all are checked before anything is allocated.
  * ---- */
 enum {
@@ -105,6 +109,7 @@ struct kv_geometry {
 
 /* KV_ERR_INVALID or KV_ERR_LIMIT (more than KV_MAX_POSITION_BYTES), naming the field. */
 int kv_geometry_check(const struct kv_geometry *g, struct kv_why *why);
+bool kv_geometry_equal(const struct kv_geometry *a, const struct kv_geometry *b);
 /* Bytes of one position's rows, all layers. */
 size_t kv_position_bytes(const struct kv_geometry *g);
 /* F: the largest power of two with F * kv_position_bytes() <= KV_FRAME_BYTES, at least 1. */
