@@ -1,6 +1,7 @@
 /* Reads the records of a snapshot.  Each is checked in this order: its own length and magic, the
  * lengths it declares (limits first, then against its own length), its CRC, and only then what it
  * says.  A record that is refused changes nothing: the right one may still follow. */
+#include "kvcore/kv_pieces.h"
 #include "kvcore/kv_record.h"
 
 #include <assert.h>
@@ -28,48 +29,11 @@ struct kv_decoder {
 
 /* ---- Records in pieces ---- */
 
-struct reader {
-    const struct iovec *src;
-    size_t n_src;
-    size_t at; /* in src[0] */
-};
-
-/* The next bytes that stand in one piece, at most n and at least 1; there are n. */
-static const unsigned char *next_run(struct reader *r, size_t n, size_t *n_run)
-{
-    const unsigned char *run;
-
-    while (r->at == r->src->iov_len) {
-        r->src++;
-        r->n_src--;
-        r->at = 0;
-    }
-    assert(r->n_src > 0);
-    run = (const unsigned char *)r->src->iov_base + r->at;
-    *n_run = r->src->iov_len - r->at < n ? r->src->iov_len - r->at : n;
-    r->at += *n_run;
-    return run;
-}
-
-static void read_bytes(struct reader *r, void *dst, size_t n)
-{
-    unsigned char *out = dst;
-
-    while (n > 0) {
-        size_t n_run;
-        const unsigned char *run = next_run(r, n, &n_run);
-
-        memcpy(out, run, n_run);
-        out += n_run;
-        n -= n_run;
-    }
-}
-
-static uint32_t crc_bytes(struct reader *r, uint32_t crc, size_t n)
+static uint32_t crc_bytes(struct kv_reader *r, uint32_t crc, size_t n)
 {
     while (n > 0) {
         size_t n_run;
-        const unsigned char *run = next_run(r, n, &n_run);
+        const unsigned char *run = kv_reader_run(r, n, &n_run);
 
         crc = kv_crc32c(crc, run, n_run);
         n -= n_run;
@@ -77,61 +41,17 @@ static uint32_t crc_bytes(struct reader *r, uint32_t crc, size_t n)
     return crc;
 }
 
-static struct reader reader_at(const struct iovec *src, size_t n_src, size_t offset)
-{
-    struct reader r = {.src = src, .n_src = n_src};
-
-    while (offset > 0) {
-        size_t n_run;
-
-        next_run(&r, offset, &n_run);
-        offset -= n_run;
-    }
-    return r;
-}
-
-/* All bytes of the pieces; SIZE_MAX where they do not add up in 64 bits. */
-static size_t total_bytes(const struct iovec *src, size_t n_src)
-{
-    size_t total = 0;
-
-    for (size_t i = 0; i < n_src; i++)
-        if (__builtin_add_overflow(total, src[i].iov_len, &total))
-            return SIZE_MAX;
-    return total;
-}
-
-size_t kv_pieces(const struct iovec *src, size_t n_src, size_t offset, size_t len,
-                 struct iovec *dst)
-{
-    const size_t total = total_bytes(src, n_src);
-    struct reader r;
-    size_t n = 0;
-
-    if (total == SIZE_MAX || len > total || offset > total - len)
-        return 0;
-    r = reader_at(src, n_src, offset);
-    while (len > 0) {
-        size_t n_run;
-        const unsigned char *run = next_run(&r, len, &n_run);
-
-        dst[n++] = (struct iovec){.iov_base = (void *)(uintptr_t)run, .iov_len = n_run};
-        len -= n_run;
-    }
-    return n;
-}
-
 /* Read the fixed part of a record into fixed[n_fixed], and see that it is there and of the kind. */
 static int read_fixed(const struct iovec *src, size_t n_src, const char *magic, const char *name,
                       unsigned char *fixed, size_t n_fixed, size_t *total, struct kv_why *why)
 {
-    struct reader r = {.src = src, .n_src = n_src};
+    struct kv_reader r = {.src = src, .n_src = n_src};
 
-    *total = total_bytes(src, n_src);
+    *total = kv_pieces_bytes(src, n_src);
     if (*total < n_fixed || *total == SIZE_MAX)
         return kv_fail(why, KV_ERR_FORMAT, "%s record is %zu bytes: its fixed part is %zu", name,
                        *total, n_fixed);
-    read_bytes(&r, fixed, n_fixed);
+    kv_reader_read(&r, fixed, n_fixed);
     if (memcmp(fixed, magic, 4) != 0)
         return kv_fail(why, KV_ERR_FORMAT, "%s magic is %02x%02x%02x%02x, expected \"%s\"", name,
                        fixed[0], fixed[1], fixed[2], fixed[3], magic);
@@ -141,7 +61,7 @@ static int read_fixed(const struct iovec *src, size_t n_src, const char *magic, 
 static int check_crc(const struct iovec *src, size_t n_src, uint32_t seed, size_t total,
                      const unsigned char *fixed, const char *name, struct kv_why *why)
 {
-    struct reader r = reader_at(src, n_src, KV_RECORD_BODY);
+    struct kv_reader r = kv_reader_at(src, n_src, KV_RECORD_BODY);
     const uint32_t crc = crc_bytes(&r, seed, total - KV_RECORD_BODY);
     const uint32_t declared = kv_get_u32(fixed, KV_RECORD_CRC);
 
@@ -370,12 +290,12 @@ int kv_header_parse(const unsigned char *record, size_t len, struct kv_snapshot_
 static void feed_base(struct kv_decoder *d, const struct iovec *src, size_t n_src,
                       struct kv_prefix *p, uint32_t base)
 {
-    struct reader r = reader_at(src, n_src, KV_HEADER_IDS);
+    struct kv_reader r = kv_reader_at(src, n_src, KV_HEADER_IDS);
 
     for (uint32_t left = base; left > 0;) {
         const uint32_t n = left < p->frame_positions ? left : p->frame_positions;
 
-        read_bytes(&r, d->ids, n * sizeof(*d->ids));
+        kv_reader_read(&r, d->ids, n * sizeof(*d->ids));
         kv_prefix_feed(p, d->ids, n);
         left -= n;
     }
@@ -472,7 +392,7 @@ int kv_decoder_frame(struct kv_decoder *d, const struct iovec *src, size_t n_src
 {
     unsigned char fixed[KV_FRAME_IDS];
     struct kv_digest digest;
-    struct reader r;
+    struct kv_reader r;
     size_t total;
     uint32_t first, count;
     int rc;
@@ -493,8 +413,8 @@ int kv_decoder_frame(struct kv_decoder *d, const struct iovec *src, size_t n_src
         rc = check_frame_range(d, first, count, why);
     if (rc < 0)
         return rc;
-    r = reader_at(src, n_src, KV_FRAME_IDS);
-    read_bytes(&r, d->ids, count * sizeof(*d->ids));
+    r = kv_reader_at(src, n_src, KV_FRAME_IDS);
+    kv_reader_read(&r, d->ids, count * sizeof(*d->ids));
     kv_prefix_ahead(&d->prefix, d->ids, count, &digest);
     if (memcmp(digest.bytes, fixed + KV_FRAME_DIGEST, sizeof(digest.bytes)) != 0)
         return kv_fail(why, KV_ERR_CHECK, "frame digest is not that of the ids up to %u",
@@ -560,7 +480,7 @@ int kv_decoder_section(struct kv_decoder *d, const struct iovec *src, size_t n_s
                        enum kv_section *kind, const void **data, size_t *len, struct kv_why *why)
 {
     unsigned char fixed[KV_SECTION_DATA];
-    struct reader r;
+    struct kv_reader r;
     uint32_t n;
     void *copy;
     int rc = check_after_header(d, "section", why);
@@ -573,8 +493,8 @@ int kv_decoder_section(struct kv_decoder *d, const struct iovec *src, size_t n_s
     copy = malloc(n > 0 ? n : 1);
     if (copy == NULL)
         return kv_fail(why, KV_ERR_NOMEM, "no memory for a section of %u bytes", n);
-    r = reader_at(src, n_src, KV_SECTION_DATA);
-    read_bytes(&r, copy, n);
+    r = kv_reader_at(src, n_src, KV_SECTION_DATA);
+    kv_reader_read(&r, copy, n);
     free(d->section);
     d->section = copy;
     d->last_kind = kv_get_u32(fixed, KV_SECTION_KIND);

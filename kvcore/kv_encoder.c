@@ -1,4 +1,5 @@
 #include "kvcore/kv_cache.h"
+#include "kvcore/kv_pieces.h"
 #include "kvcore/kv_record.h"
 
 #include <assert.h>
@@ -237,23 +238,16 @@ int kv_encoder_frame_rows(struct kv_encoder *e, const uint32_t *ids, const struc
                           size_t n_rows, uint32_t count, void *dst)
 {
     const size_t bytes = count * kv_position_bytes(&e->header.geometry);
+    struct kv_reader from = {.src = rows, .n_src = n_rows};
     unsigned char *r = dst;
-    unsigned char *to = r + KV_FRAME_IDS + count * sizeof(*ids);
-    size_t total = 0;
     int rc = check_count(e, count);
 
-    for (size_t i = 0; i < n_rows; i++)
-        if (__builtin_add_overflow(total, rows[i].iov_len, &total))
-            return KV_ERR_INVALID;
-    if (rc == 0 && total != bytes)
+    if (rc == 0 && kv_pieces_bytes(rows, n_rows) != bytes)
         rc = KV_ERR_INVALID;
     if (rc < 0)
         return rc;
     memcpy(e->ids, ids, count * sizeof(*ids));
-    for (size_t i = 0; i < n_rows; i++) {
-        memcpy(to, rows[i].iov_base, rows[i].iov_len);
-        to += rows[i].iov_len;
-    }
+    kv_reader_read(&from, r + KV_FRAME_IDS + count * sizeof(*ids), bytes);
     end_frame(e, count, r);
     return 0;
 }

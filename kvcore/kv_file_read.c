@@ -5,6 +5,7 @@
  * positions and the sections' lengths, and every byte between them is zero.  All of that is
  * checked. */
 #include "kvcore/kv_file.h"
+#include "kvcore/kv_pieces.h"
 #include "kvcore/kv_record.h"
 
 #include <errno.h>
@@ -720,9 +721,9 @@ static int take_frame(struct kv_file *file, struct kv_decoder *d, uint32_t i, st
     const struct kv_file_frame *want = &file->frames[i];
     const size_t position = kv_position_bytes(&file->info.header.geometry);
     struct iovec rows[MAX_PIECES];
-    unsigned char crc[4];
+    struct kv_reader record;
     struct kv_frame frame;
-    uint32_t skip, count;
+    uint32_t crc, skip, count;
     size_t n_rows;
     char name[32];
     int rc;
@@ -734,10 +735,9 @@ static int take_frame(struct kv_file *file, struct kv_decoder *d, uint32_t i, st
     rc = kv_decoder_frame(d, pieces, n_pieces, &frame, why);
     if (rc < 0)
         return kv_fail_in(why, rc, "frame %u", i);
-    n_rows = kv_pieces(pieces, n_pieces, KV_RECORD_CRC, sizeof(crc), rows);
-    for (size_t k = 0, at = 0; k < n_rows; at += rows[k++].iov_len)
-        memcpy(crc + at, rows[k].iov_base, rows[k].iov_len);
-    if (kv_get_u32(crc, 0) != want->crc || !kv_digest_equal(&frame.digest, &want->digest))
+    record = kv_reader_at(pieces, n_pieces, KV_RECORD_CRC);
+    kv_reader_read(&record, &crc, sizeof(crc));
+    if (crc != want->crc || !kv_digest_equal(&frame.digest, &want->digest))
         return kv_fail(why, KV_ERR_CHECK, "frame %u is not the one of the index", i);
     if (sink == NULL)
         return 0;

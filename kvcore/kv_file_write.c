@@ -2,6 +2,7 @@
  * filled while the others are under way, and leaves as one write of whole blocks; the block that is
  * not full yet is carried over to the next. */
 #include "kvcore/kv_file.h"
+#include "kvcore/kv_pieces.h"
 #include "kvcore/kv_record.h"
 
 #include <errno.h>
@@ -390,28 +391,17 @@ int kv_file_write_rows(struct kv_file_writer *w, const uint32_t *ids, uint32_t c
 {
     const uint32_t f = w->info.header.frame_positions;
     const size_t position = kv_position_bytes(&w->info.header.geometry);
-    size_t piece = 0, at = 0; /* in rows */
+    struct kv_reader from = {.src = rows, .n_src = n_rows};
 
-    if (check_order(w) == 0)
+    if (check_order(w) == 0 && kv_pieces_bytes(rows, n_rows) < count * position)
+        latch(w, kv_fail(&w->why, KV_ERR_INVALID, "rows end early"));
+    if (w->failed == 0)
         allocate_held(w);
     while (count > 0 && w->failed == 0) {
         const uint32_t next = kv_encoder_next(w->encoder) + w->n_held, room = f - next % f;
         const uint32_t n = count < room ? count : room;
-        size_t left = n * position;
-        unsigned char *to = w->rows + w->n_held * position;
 
-        while (left > 0 && piece < n_rows) {
-            const size_t have = rows[piece].iov_len - at, take = left < have ? left : have;
-
-            memcpy(to, (const unsigned char *)rows[piece].iov_base + at, take);
-            to += take;
-            left -= take;
-            at += take;
-            if (at == rows[piece].iov_len)
-                piece++, at = 0;
-        }
-        if (left > 0)
-            return fail(w, latch(w, kv_fail(&w->why, KV_ERR_INVALID, "rows end early")), why);
+        kv_reader_read(&from, w->rows + w->n_held * position, n * position);
         memcpy(w->ids + w->n_held, ids, n * sizeof(*ids));
         w->n_held += n;
         ids += n;

@@ -2,6 +2,7 @@
  * f16, so nothing is rounded; what is computed from here on is another thing, which the namespace
  * says. */
 #include "kvcore/kv_file.h"
+#include "kvcore/kv_pieces.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -66,23 +67,6 @@ static void widen_position(struct widen *w)
                                            : widen_f16(from, n, w->wide + i * n);
 }
 
-/* The next n bytes of pieces; *at stands in the first of them. */
-static void take(unsigned char *to, size_t n, const struct iovec **piece, size_t *at)
-{
-    while (n > 0) {
-        const size_t left = (*piece)->iov_len - *at, take = n < left ? n : left;
-
-        memcpy(to, (const unsigned char *)(*piece)->iov_base + *at, take);
-        to += take;
-        n -= take;
-        *at += take;
-        if (*at == (*piece)->iov_len) {
-            ++*piece;
-            *at = 0;
-        }
-    }
-}
-
 static int widen_rows(void *arg, uint32_t first, uint32_t count, const uint32_t *ids,
                       const struct iovec *rows, size_t n_rows, struct kv_why *why)
 {
@@ -90,13 +74,12 @@ static int widen_rows(void *arg, uint32_t first, uint32_t count, const uint32_t 
     const size_t bytes = kv_position_bytes(w->from);
     const size_t n = 2 * (size_t)w->from->n_layers * w->from->n_kv_heads * w->from->head_dim;
     const struct iovec wide = {.iov_base = w->wide, .iov_len = n * sizeof(*w->wide)};
-    size_t at = 0;
+    struct kv_reader from = {.src = rows, .n_src = n_rows};
     int rc = 0;
 
     (void)first;
-    (void)n_rows;
     for (uint32_t i = 0; i < count && rc == 0; i++) {
-        take(w->narrow, bytes, &rows, &at);
+        kv_reader_read(&from, w->narrow, bytes);
         widen_position(w);
         rc = kv_file_write_rows(w->writer, ids + i, 1, &wide, 1, why);
     }
