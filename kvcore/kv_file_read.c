@@ -7,6 +7,7 @@
 #include "kvcore/kv_file.h"
 #include "kvcore/kv_pieces.h"
 #include "kvcore/kv_record.h"
+#include "kvcore/kv_transfer.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -16,7 +17,6 @@
 enum {
     NAME_BYTES = 256,
     MAX_PIECES = 2 * KV_IO_DEPTH + 2, /* that a frame's record lies in */
-    MAX_STALLS = 16,                  /* reads in a row that move nothing before it is an error */
     TAIL_BYTES = 64 * 1024,           /* read in one go when a file is opened */
 };
 
@@ -40,14 +40,6 @@ struct kv_file {
 
 /* ---- A run of the file, read ahead in the queue's buffers ---- */
 
-struct read {
-    uint64_t tag;   /* 0: nothing under way */
-    uint64_t begin; /* in the file */
-    uint32_t want;
-    uint32_t got;
-    uint32_t n_stalls;
-};
-
 /* Chunk i is [begin + i * buffer_bytes, ...) of the file and stands in buffer i % n_buffers. */
 struct stream {
     struct kv_queue *queue;
@@ -55,9 +47,7 @@ struct stream {
     uint64_t begin; /* a multiple of a block, as is end */
     uint64_t end;
     uint64_t next_chunk; /* to be read */
-    struct read *reads;  /* [n_buffers] */
-    uint32_t n_under_way;
-    int error; /* errno of the first operation that failed */
+    struct kv_transfers reads;
 };
 
 static int stream_open(struct stream *s, struct kv_file *file, struct kv_queue *queue,
@@ -66,29 +56,13 @@ static int stream_open(struct stream *s, struct kv_file *file, struct kv_queue *
     *s = (struct stream){.queue = queue,
                          .file = file,
                          .begin = begin / KV_FILE_BLOCK * KV_FILE_BLOCK,
-                         .end = kv_record_place(end, 0),
-                         .reads = calloc(queue->n_buffers, sizeof(*s->reads))};
-    return s->reads != NULL ? 0 : KV_ERR_NOMEM;
+                         .end = kv_record_place(end, 0)};
+    return kv_transfers_open(&s->reads, queue, KV_IO_READ, file->number);
 }
 
-static void stream_submit(struct stream *s, uint32_t buffer)
+static void stream_close(struct stream *s)
 {
-    struct read *r = &s->reads[buffer];
-    const struct kv_io_op op = {.kind = KV_IO_READ,
-                                .file = s->file->number,
-                                .buffer = buffer,
-                                .at = r->got,
-                                .len = r->want - r->got,
-                                .offset = r->begin + r->got,
-                                .tag = ++s->queue->next_tag};
-    const int rc = s->queue->disk->ops->submit(s->queue, &op);
-
-    if (rc < 0) {
-        s->error = s->error != 0 ? s->error : rc;
-        return;
-    }
-    r->tag = op.tag;
-    s->n_under_way++;
+    kv_transfers_close(&s->reads);
 }
 
 static uint64_t chunk_begin(const struct stream *s, uint64_t chunk)
@@ -101,12 +75,9 @@ static void begin_read(struct stream *s, uint32_t buffer, uint64_t begin, uint32
 {
     const struct kv_disk_ops *ops = s->queue->disk->ops;
 
-    s->reads[buffer] = (struct read){.begin = begin, .want = want};
-    if (ops->read_cached(s->queue->disk, s->file->number, s->queue->buffers[buffer], want, begin) ==
+    if (ops->read_cached(s->queue->disk, s->file->number, s->queue->buffers[buffer], want, begin) !=
         (int64_t)want)
-        s->reads[buffer].got = want;
-    else
-        stream_submit(s, buffer);
+        kv_transfers_begin(&s->reads, buffer, begin, want);
 }
 
 static void read_chunk(struct stream *s)
@@ -119,54 +90,6 @@ static void read_chunk(struct stream *s)
     s->next_chunk++;
 }
 
-/* Take one completion.  A tag that nothing here waits for is stale. */
-static void stream_reap(struct stream *s)
-{
-    struct kv_io_done done;
-    const int rc = s->queue->disk->ops->wait(s->queue, &done);
-    const uint32_t n = s->queue->n_buffers;
-    uint32_t i = 0;
-
-    if (rc < 0) { /* the queue itself failed: nothing of it will come */
-        s->error = s->error != 0 ? s->error : rc;
-        s->n_under_way = 0;
-        return;
-    }
-    while (i < n && (s->reads[i].tag == 0 || s->reads[i].tag != done.tag))
-        i++;
-    if (i < n) {
-        struct read *r = &s->reads[i];
-        const bool again = done.result == -EINTR || done.result == -EAGAIN;
-        const uint32_t moved =
-            done.result > 0 ? (uint32_t)done.result / KV_IO_ALIGN * KV_IO_ALIGN : 0;
-
-        r->tag = 0;
-        s->n_under_way--;
-        r->n_stalls = moved > 0 ? 0 : r->n_stalls + 1;
-        if (done.result < 0 && !again)
-            s->error = s->error != 0 ? s->error : (int)done.result;
-        else if (r->n_stalls > MAX_STALLS)
-            s->error = s->error != 0 ? s->error : -EIO;
-        r->got += moved;
-        if (s->error == 0 && r->got < r->want)
-            stream_submit(s, i);
-    }
-}
-
-static void stream_close(struct stream *s)
-{
-    while (s->n_under_way > 0)
-        stream_reap(s);
-    free(s->reads);
-}
-
-static int wait_for(struct stream *s, uint32_t buffer)
-{
-    while (s->error == 0 && s->reads[buffer].got < s->reads[buffer].want)
-        stream_reap(s);
-    return s->error;
-}
-
 /* Have [from, to) of the file in the buffers, and say in which pieces.  What lies before `from` is
  * given up.  KV_ERR_IO and the like. */
 static int stream_get(struct stream *s, uint64_t from, uint64_t to, struct iovec *pieces,
@@ -177,7 +100,7 @@ static int stream_get(struct stream *s, uint64_t from, uint64_t to, struct iovec
                    last_chunk = (to - 1 - s->begin) / bytes;
 
     *n_pieces = 0;
-    while (s->error == 0 && s->next_chunk < first_chunk + s->queue->n_buffers &&
+    while (s->reads.error == 0 && s->next_chunk < first_chunk + s->queue->n_buffers &&
            chunk_begin(s, s->next_chunk) < s->end)
         read_chunk(s);
     for (uint64_t c = first_chunk; c <= last_chunk; c++) {
@@ -186,8 +109,8 @@ static int stream_get(struct stream *s, uint64_t from, uint64_t to, struct iovec
         const uint64_t high = to < begin + bytes ? to - begin : bytes;
         const uint32_t buffer = (uint32_t)(c % s->queue->n_buffers);
 
-        if (wait_for(s, buffer) < 0)
-            return kv_io_error(why, s->error, "read", s->file->name);
+        if (kv_transfers_wait(&s->reads, buffer) < 0)
+            return kv_io_error(why, s->reads.error, "read", s->file->name);
         pieces[(*n_pieces)++] = (struct iovec){s->queue->buffers[buffer] + low, high - low};
     }
     return 0;
@@ -346,8 +269,8 @@ static int read_ends(struct kv_file *file, struct kv_queue *queue, uint64_t file
     if (rc == 0)
         memcpy(file->tail, piece.iov_base, bytes);
     if (rc == 0 && apart) {
-        if (wait_for(&s, 1) < 0)
-            rc = kv_io_error(why, s.error, "read", file->name);
+        if (kv_transfers_wait(&s.reads, 1) < 0)
+            rc = kv_io_error(why, s.reads.error, "read", file->name);
         memcpy(file->head, queue->buffers[1], KV_FILE_BLOCK);
         file->head_bytes = KV_FILE_BLOCK;
     }

@@ -4,24 +4,13 @@
 #include "kvcore/kv_file.h"
 #include "kvcore/kv_pieces.h"
 #include "kvcore/kv_record.h"
+#include "kvcore/kv_transfer.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-enum {
-    NAME_BYTES = 64,
-    MAX_STALLS = 16, /* writes in a row that move nothing before it is an error */
-};
-
-/* A buffer's write that is under way; len 0: none. */
-struct write {
-    uint64_t tag;
-    uint64_t offset;
-    uint32_t at;
-    uint32_t len;
-    uint32_t n_stalls;
-};
+enum { NAME_BYTES = 64 };
 
 struct kv_file_writer {
     struct kv_queue *queue;
@@ -36,8 +25,7 @@ struct kv_file_writer {
     uint32_t used;   /* of it */
     uint64_t begin;  /* where in the file it begins, a multiple of a block */
 
-    struct write *writes; /* [n_buffers] */
-    uint32_t n_writes;    /* under way */
+    struct kv_transfers writes;
 
     uint32_t *ids;       /* [F], of the frame that is not full yet: n_held of them */
     unsigned char *rows; /* [F][position] */
@@ -64,92 +52,19 @@ static int latch_error(struct kv_file_writer *w, int error, const char *doing)
     return latch(w, kv_io_error(&w->why, error, doing, w->name));
 }
 
-static void submit(struct kv_file_writer *w, uint32_t buffer)
-{
-    struct write *write = &w->writes[buffer];
-    const struct kv_io_op op = {.kind = KV_IO_WRITE,
-                                .file = w->file,
-                                .buffer = buffer,
-                                .at = write->at,
-                                .len = write->len,
-                                .offset = write->offset,
-                                .tag = ++w->queue->next_tag};
-    const int rc = w->queue->disk->ops->submit(w->queue, &op);
-
-    if (rc < 0) {
-        write->len = 0;
-        latch_error(w, rc, "write");
-        return;
-    }
-    write->tag = op.tag;
-    w->n_writes++;
-}
-
-/* What is left of a write that moved fewer bytes, from a whole block on. */
-static void go_on(struct kv_file_writer *w, uint32_t buffer, int64_t result)
-{
-    struct write *write = &w->writes[buffer];
-    const bool again = result == -EINTR || result == -EAGAIN;
-    const uint32_t moved = result > 0 ? (uint32_t)result / KV_IO_ALIGN * KV_IO_ALIGN : 0;
-
-    if (result >= 0 && (uint32_t)result >= write->len) {
-        write->len = 0;
-        return;
-    }
-    write->n_stalls = moved > 0 ? 0 : write->n_stalls + 1;
-    if ((result < 0 && !again) || write->n_stalls > MAX_STALLS)
-        latch_error(w, result < 0 ? (int)result : -EIO, "write");
-    if (w->failed != 0) {
-        write->len = 0;
-        return;
-    }
-    write->at += moved;
-    write->offset += moved;
-    write->len -= moved;
-    submit(w, buffer);
-}
-
-/* Take one completion.  A tag that nothing here waits for is stale: not ours any more. */
-static void reap(struct kv_file_writer *w)
-{
-    struct kv_io_done done;
-    const int rc = w->queue->disk->ops->wait(w->queue, &done);
-
-    if (rc < 0) { /* the queue itself failed: nothing of it will come */
-        latch_error(w, rc, "write");
-        for (uint32_t i = 0; i < w->queue->n_buffers; i++)
-            w->writes[i].len = 0;
-        w->n_writes = 0;
-        return;
-    }
-    for (uint32_t i = 0; i < w->queue->n_buffers; i++)
-        if (w->writes[i].len > 0 && w->writes[i].tag == done.tag) {
-            w->n_writes--;
-            go_on(w, i, done.result);
-            return;
-        }
-}
-
-static void wait_for(struct kv_file_writer *w, uint32_t buffer)
-{
-    while (w->writes[buffer].len > 0)
-        reap(w);
-}
-
 /* Send the whole blocks of the buffer, and go on in the next one, which begins with the rest. */
 static int turn(struct kv_file_writer *w)
 {
     const uint32_t next = (w->buffer + 1) % w->queue->n_buffers;
     const uint32_t whole = w->used / KV_IO_ALIGN * KV_IO_ALIGN, rest = w->used - whole;
 
-    wait_for(w, next);
+    if (kv_transfers_wait(&w->writes, next) < 0)
+        latch_error(w, w->writes.error, "write");
     if (w->failed != 0)
         return w->failed;
     memcpy(w->queue->buffers[next], w->queue->buffers[w->buffer] + whole, rest);
-    if (whole > 0) {
-        w->writes[w->buffer] = (struct write){.offset = w->begin, .len = whole};
-        submit(w, w->buffer);
-    }
+    if (whole > 0)
+        kv_transfers_begin(&w->writes, w->buffer, w->begin, whole);
     w->begin += whole;
     w->buffer = next;
     w->used = rest;
@@ -194,13 +109,11 @@ static int put_zeros(struct kv_file_writer *w, uint64_t to)
 
 static void release(struct kv_file_writer *w)
 {
-    while (w->n_writes > 0)
-        reap(w);
+    kv_transfers_close(&w->writes);
     if (w->file >= 0)
         w->queue->disk->ops->close_file(w->queue->disk, w->file);
     kv_encoder_close(w->encoder);
     free(w->frames);
-    free(w->writes);
     free(w->ids);
     free(w->rows);
     free(w);
@@ -245,6 +158,8 @@ static int create(struct kv_file_writer *w, uint64_t bytes)
     if (rc < 0)
         return latch_error(w, rc, "create");
     w->file = rc;
+    if (kv_transfers_open(&w->writes, w->queue, KV_IO_WRITE, w->file) < 0)
+        return latch(w, kv_fail(&w->why, KV_ERR_NOMEM, "no memory to write %s", w->name));
     rc = ops->allocate(w->queue->disk, w->file, bytes);
     if (rc < 0)
         return latch_error(w, rc, "allocate");
@@ -267,11 +182,8 @@ int kv_file_create(struct kv_queue *queue, const char *name, uint64_t bytes,
         return rc;
     }
     w = calloc(1, sizeof(*w));
-    if (w != NULL)
-        w->writes = calloc(queue->n_buffers, sizeof(*w->writes));
-    if (w == NULL || w->writes == NULL) {
+    if (w == NULL) {
         kv_encoder_close(encoder);
-        free(w);
         return kv_fail(why, KV_ERR_NOMEM, "no memory to write %s", name);
     }
     w->queue = queue;
@@ -509,8 +421,8 @@ static int drain(struct kv_file_writer *w)
 {
     if (w->failed == 0 && w->used > 0)
         turn(w);
-    while (w->n_writes > 0)
-        reap(w);
+    if (kv_transfers_drain(&w->writes) < 0)
+        latch_error(w, w->writes.error, "write");
     return w->failed;
 }
 
